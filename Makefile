@@ -1,0 +1,38 @@
+# Everything happens in .venv, made on first use: `make demo` and `make test` need nothing but python3.11.
+PYTHON ?= python3.11
+PY := $(shell command -v $(PYTHON) || command -v python3)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lint docs bench clean
+
+demo: .venv/.demo  ## draw the outlier figure: one outlier, two clients, ADMM against Bayesian-ADMM
+	$(BIN)/fedual figure outlier --out out
+
+test: .venv/.dev lint  ## lint, type check and all tests
+	$(BIN)/python -m pytest -n 2
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+docs: .venv/.dev  ## the documentation site, in site/
+	$(BIN)/mkdocs build --strict
+
+bench: .venv/.dev  ## speed, as ratios in one run
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf .venv site out build
+
+.venv/bin/python:
+	$(PY) -m venv .venv
+
+.venv/.demo: .venv/bin/python pyproject.toml requirements.lock
+	$(PIP) --constraint requirements.lock --editable '.[cli,plots]'
+	touch $@
+
+.venv/.dev: .venv/bin/python pyproject.toml requirements.lock
+	$(PIP) --constraint requirements.lock --editable '.[dev]'
+	touch $@
