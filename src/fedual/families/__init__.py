@@ -1,0 +1,28 @@
+"""Exponential families: natural and expectation parameters as plain tensors `(..., R, P)`."""
+
+from fedual.families.base import Family, check, entropy, in_domain, inner, kl, log_prob
+from fedual.families.discrete import Bernoulli
+from fedual.families.gaussian import Diagonal, FixedPrecision, Full, Gaussian, Isotropic
+from fedual.families.positive import Gamma
+from fedual.families.quadrature import Delta, GaussHermite, MonteCarlo, Rule
+
+__all__ = [
+    "Bernoulli",
+    "Delta",
+    "Diagonal",
+    "Family",
+    "FixedPrecision",
+    "Full",
+    "Gamma",
+    "GaussHermite",
+    "Gaussian",
+    "Isotropic",
+    "MonteCarlo",
+    "Rule",
+    "check",
+    "entropy",
+    "in_domain",
+    "inner",
+    "kl",
+    "log_prob",
+]

@@ -1,0 +1,57 @@
+"""The client's dual step, line 2 of Bayesian-ADMM (paper Eq. 16 and its rivals)."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedual.admm import Solution, Subproblem
+from fedual.errors import InputError
+
+
+@dataclass(frozen=True)
+class Natural:
+    """η_k ← η_k + γ (λ_k − λ_g) (Eq. 16).
+
+    With γ = ρ and an exact client step, η_k = −∇_μ E_{q_k}[ℓ_k]/τ afterwards (app. C.1).
+    """
+
+    gamma: float
+
+    def __post_init__(self):
+        _positive(self.gamma)
+
+    def __call__(self, problem: Subproblem, solution: Solution) -> Tensor:
+        """The new η_k."""
+        return problem.eta + self.gamma * (solution.lam - problem.lam_g)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """η_k ← η_k + γ (μ_k − μ_g): the step of Bregman-ADMM, in primal coordinates."""
+
+    gamma: float
+
+    def __post_init__(self):
+        _positive(self.gamma)
+
+    def __call__(self, problem: Subproblem, solution: Solution) -> Tensor:
+        """The new η_k."""
+        expectation = problem.family.expectation
+        return problem.eta + self.gamma * (expectation(solution.lam) - expectation(problem.lam_g))
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """η_k ← −∇_μ E_{q_k}[ℓ_k]/τ, set rather than stepped to: the dual of the Bayesian learning rule."""
+
+    def __call__(self, problem: Subproblem, solution: Solution) -> Tensor:
+        """The new η_k."""
+        if solution.gradient is None:
+            raise InputError("The Gradient dual needs a solver that reports ∇_μ E[ℓ_k], such as `AtServer`.")
+        return -solution.gradient
+
+
+def _positive(gamma: float) -> None:
+    if not (math.isfinite(gamma) and gamma > 0):
+        raise InputError(f"gamma = {gamma}: the dual step must be a positive, finite number.")

@@ -1,0 +1,154 @@
+"""What the solvers share: the expected loss with its derivatives, natural gradients, and the stopping rule.
+
+A stack of losses `losses(θ)` takes θ `(..., K, P)` to `(..., K)`: client k's loss at θ[..., k, :], any leading
+axes. Expectations under q_k follow a `Rule` (delta method, Gauss–Hermite, Monte Carlo).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedual.admm import Carry, Subproblem
+from fedual.errors import DomainError, NotConvergedError
+from fedual.families import Family, Gaussian, Rule, inner, kl, log_prob
+
+
+class Loss(Protocol):
+    """Differentiable losses with a client axis."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, clients: Any, /) -> "Loss": ...
+
+    def __call__(self, theta: Tensor, /) -> Tensor:
+        """ℓ_k(θ_k), `(..., K, P)` → `(..., K)`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Any list of functions θ `(..., P)` → `(...)` as one stack of losses."""
+
+    functions: Sequence[Callable[[Tensor], Tensor]]
+
+    def __len__(self) -> int:
+        return len(self.functions)
+
+    def __getitem__(self, clients: Any) -> "Stack":
+        return Stack([self.functions[int(k)] for k in torch.arange(len(self))[clients].reshape(-1)])
+
+    def __call__(self, theta: Tensor) -> Tensor:
+        """ℓ_k(θ_k), one client after the other."""
+        return torch.stack([function(theta[..., k, :]) for k, function in enumerate(self.functions)], -1)
+
+
+class Moments(NamedTuple):
+    """E_q[ℓ] `(K,)`, E_q[∇ℓ] `(K, P)` and E_q[∇²ℓ], a matrix, a diagonal or None as the family needs it."""
+
+    value: Tensor
+    gradient: Tensor
+    hessian: Tensor | None
+
+
+def moments(family: Gaussian, losses: Loss, lam: Tensor, rule: Rule, step: int = 0) -> Moments:
+    """E_q of a loss and its derivatives for `lam` `(K, R, P)`; a loss with its own `moments` is asked first."""
+    own = getattr(losses, "moments", None)
+    if own is not None:
+        found = own(family, lam, rule, step)
+    else:
+        theta, weight = family.nodes(lam, rule, step)
+        value, gradient, hessian = derivatives(losses, theta, family.curvature)
+        mean = lambda x: (weight.reshape(*weight.shape, *(1,) * (x.dim() - weight.dim())) * x).sum(0)
+        found = Moments(mean(value), mean(gradient), None if hessian is None else mean(hessian))
+    require_finite(found.value)
+    return found
+
+
+def derivatives(losses: Loss, theta: Tensor, curvature: str = "full") -> Moments:
+    """ℓ, ∇ℓ and ∇²ℓ ("full", "diagonal" or "none" of it) at θ `(..., K, P)`, by automatic differentiation."""
+    with torch.enable_grad():
+        theta = theta.detach().requires_grad_()
+        value = losses(theta)
+        (gradient,) = torch.autograd.grad(value.sum(), theta, create_graph=curvature != "none")
+        if curvature == "none":
+            return Moments(value.detach(), gradient, None)
+        rows = []
+        for j in range(theta.shape[-1]):
+            row = torch.zeros_like(theta)
+            if gradient.requires_grad:  # a loss linear in θ has no graph left
+                (row,) = torch.autograd.grad(gradient[..., j].sum(), theta, retain_graph=True, materialize_grads=True)
+            rows.append(row if curvature == "full" else row[..., j])
+        hessian = torch.stack(rows, -2 if curvature == "full" else -1)
+    return Moments(value.detach(), gradient.detach(), hessian.detach())
+
+
+def natural_gradient(family: Family, losses: Loss, lam: Tensor, rule: Rule, step: int = 0) -> tuple[Tensor, Tensor]:
+    """E_q[ℓ] and ∇_μ E_q[ℓ] (Eq. 11), `(K,)` and `(K, R, P)`.
+
+    Gaussians: from E_q[∇ℓ] and E_q[∇²ℓ] (Bonnet, Price). Every other family: the score form
+    ∇_μ Σ_n w_n ℓ(θ_n) q_λ(μ)(θ_n)/q(θ_n), differentiated through λ(μ), with E_q[ℓ] taken off as a baseline.
+    """
+    if isinstance(family, Gaussian):
+        found = moments(family, losses, lam, rule, step)
+        return found.value, family.natural_gradient(lam, found.gradient, found.hessian)
+    theta, weight = family.nodes(lam, rule, step)
+    loss = losses(theta).detach()
+    value = (weight * loss).sum(0)
+    require_finite(value)
+    with torch.enable_grad():
+        mu = family.expectation(lam).detach().requires_grad_()
+        log_q = log_prob(family, family.from_expectation(mu), theta)
+        (gradient,) = torch.autograd.grad((weight * (loss - value) * log_q).sum(), mu)
+    return value, gradient
+
+
+def objective(problem: Subproblem, lam: Tensor, expected_loss: Tensor) -> Tensor:
+    """The clients' objective of Eq. 15, `(K,)`."""
+    family = problem.family
+    linear = inner(problem.eta, family.expectation(lam))
+    return expected_loss / problem.tau + linear + problem.rho * kl(family, lam, problem.lam_g)
+
+
+def stationary(problem: Subproblem, gradient: Tensor) -> Tensor:
+    """λ_g − (η_k + ∇_μ E_q[ℓ_k]/τ)/ρ: equal to λ_k where Eq. 15 is solved (Eq. 32)."""
+    return problem.lam_g - (problem.eta + gradient / problem.tau) / problem.rho
+
+
+def start(problem: Subproblem) -> Tensor:
+    """Every client starts at q_g."""
+    return problem.lam_g.expand_as(problem.eta).clone()
+
+
+def tolerance(tol: float | None, like: Tensor) -> float:
+    """The stopping rule's tolerance: √eps of the dtype unless given."""
+    return torch.finfo(like.dtype).eps ** 0.5 if tol is None else tol
+
+
+def require_finite(value: Tensor) -> None:
+    """Refuse a loss that is not finite, by client."""
+    bad = (~value.isfinite()).nonzero()[:, 0].tolist()
+    if bad:
+        raise DomainError(
+            f"The loss of {len(bad)} of {len(value)} clients is not finite (first: number {bad[0]} of this round): "
+            "check its data for NaN or infinity, or start closer to the solution."
+        )
+
+
+def not_converged(name: str, rule: str, residual: Tensor, tol: float, steps: int) -> NotConvergedError:
+    """The error of a stopping rule that was not met."""
+    bad = int((~(residual <= tol)).sum())
+    return NotConvergedError(
+        f"{name} did not reach {rule} ≤ {tol:.1e} in {steps} steps for {bad} of {len(residual)} clients "
+        f"(worst: {float(residual.max()):.1e}): raise max_steps or tol, or a larger rho for an easier problem."
+    )
+
+
+class Stateless:
+    """A solver that carries nothing from round to round."""
+
+    def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
+        """Nothing."""
+        return {}

@@ -1,0 +1,112 @@
+"""The client's problem by the Bayesian learning rule: natural-gradient descent for every family.
+
+    λ ← λ + β (λ_g − (η + ∇_μ E_q[ℓ]/τ)/ρ − λ)                              (KhRu23, Eq. 6)
+
+whose fixed point is the stationarity condition of Eq. 15. With a deterministic rule each client's β is halved
+where a step would leave the domain or bring neither the objective nor the residual down, and grows back
+afterwards; the stopping rule is ‖λ_target − λ‖ ≤ tol (1 + ‖λ‖). With fresh noise the solver takes `max_steps`
+steps of size β and stops.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedual.admm import Solution, Subproblem
+from fedual.errors import InputError
+from fedual.families import Delta, Family, GaussHermite, Rule, in_domain
+from fedual.solvers.base import (
+    Stateless,
+    natural_gradient,
+    not_converged,
+    objective,
+    start,
+    stationary,
+    tolerance,
+)
+
+
+@dataclass(frozen=True)
+class BLR(Stateless):
+    """Natural-gradient descent on Eq. 15.
+
+    Args:
+        rule: How E_q is taken.
+        beta: The (first) step size, in (0, 1].
+        tol: Of the stopping rule; √eps of the dtype if None.
+        max_steps: The limit after which `NotConvergedError` is raised (or the number of noisy steps).
+    """
+
+    rule: Rule = GaussHermite(20)
+    beta: float = 1.0
+    tol: float | None = None
+    max_steps: int = 200
+
+    def __post_init__(self):
+        if not 0 < self.beta <= 1:
+            raise InputError(f"beta = {self.beta}: the step of the learning rule must be in (0, 1].")
+
+    def move(self, family: Family, lam: Tensor, target: Tensor, beta: Tensor) -> Tensor:
+        """λ + β (λ_target − λ), `beta` one number a client."""
+        return torch.lerp(lam, target, beta[:, None, None])
+
+    def __call__(self, problem: Subproblem) -> Solution:
+        """Solve Eq. 15 for every client of the stack."""
+        solve = self._noisy if self.rule.random else self._converge
+        return Solution(solve(problem), problem.carry)
+
+    def _noisy(self, problem: Subproblem) -> Tensor:
+        lam = start(problem)
+        beta = lam.new_full((len(lam),), self.beta)
+        for t in range(self.max_steps):
+            _, gradient = natural_gradient(problem.family, problem.losses, lam, self.rule, t)
+            moved = self.move(problem.family, lam, stationary(problem, gradient), beta)
+            inside = in_domain(problem.family, moved)
+            lam = torch.where(inside[:, None, None], moved, lam)
+        return lam
+
+    def _converge(self, problem: Subproblem) -> Tensor:
+        tol, lam = tolerance(self.tol, problem.lam_g), start(problem)
+        beta = lam.new_full((len(lam),), self.beta)
+        target, value, residual = self._look(problem, lam)
+        for _ in range(self.max_steps):
+            todo = (residual > tol).nonzero()[:, 0]
+            if not len(todo):
+                return lam
+            part = _select(problem, todo)
+            trial = self.move(problem.family, lam[todo], target[todo], beta[todo])
+            inside = in_domain(problem.family, trial)
+            trial = torch.where(inside[:, None, None], trial, lam[todo])
+            new_target, new_value, new_residual = self._look(part, trial)
+            better = (new_value <= value[todo]) | (new_residual < residual[todo])
+            good = inside & better
+            took = todo[good]
+            lam[took], target[took] = trial[good], new_target[good]
+            value[took], residual[took] = new_value[good], new_residual[good]
+            beta[todo] = torch.where(good, (1.5 * beta[todo]).clamp(max=self.beta), beta[todo] / 2)
+        raise not_converged(type(self).__name__, "‖λ_target − λ‖/(1 + ‖λ‖)", residual, tol, self.max_steps)
+
+    def _look(self, problem: Subproblem, lam: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """λ_target, the objective and the relative residual at λ."""
+        expected, gradient = natural_gradient(problem.family, problem.losses, lam, self.rule)
+        target = stationary(problem, gradient)
+        residual = (target - lam).flatten(1).norm(dim=1) / (1 + lam.flatten(1).norm(dim=1))
+        return target, objective(problem, lam, expected), residual
+
+
+def _select(problem: Subproblem, clients: Tensor) -> Subproblem:
+    return problem._replace(losses=problem.losses[clients], eta=problem.eta[clients], lam=problem.lam[clients])
+
+
+@dataclass(frozen=True)
+class AtServer(Stateless):
+    """No solver at all: stay at q_g and report ∇_μ E_{q_g}[ℓ_k]/τ, for the federation's own learning rule."""
+
+    rule: Rule = Delta()
+
+    def __call__(self, problem: Subproblem) -> Solution:
+        """λ_k = λ_g."""
+        lam = start(problem)
+        _, gradient = natural_gradient(problem.family, problem.losses, lam, self.rule)
+        return Solution(lam, problem.carry, gradient / problem.tau)

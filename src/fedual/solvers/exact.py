@@ -1,0 +1,47 @@
+"""Conjugate losses, ℓ_k(θ) = −⟨c_k, T(θ)⟩: the client's problem in closed form (app. D.2)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedual.admm import Solution, Subproblem
+from fedual.errors import InputError
+from fedual.families import Family, inner
+from fedual.solvers.base import Stateless, stationary
+
+
+@dataclass(frozen=True)
+class Conjugate:
+    """ℓ_k(θ) = −⟨c_k, T(θ)⟩ with c `(K, R, P)`; the pooled posterior is λ_0 + Σ_k c_k."""
+
+    family: Family
+    c: Tensor
+
+    def __post_init__(self):
+        rows = self.family.rows(self.c.shape[-1])
+        if self.c.dim() != 3 or self.c.shape[-2] != rows:
+            raise InputError(f"c has shape {tuple(self.c.shape)}, but {self.family} needs (K, {rows}, P).")
+
+    def __len__(self) -> int:
+        return len(self.c)
+
+    def __getitem__(self, clients: Any) -> "Conjugate":
+        return Conjugate(self.family, self.c[clients])
+
+    def __call__(self, theta: Tensor) -> Tensor:
+        """ℓ_k(θ_k), `(..., K, P)` → `(..., K)`."""
+        return -inner(self.c, self.family.statistic(theta))
+
+
+@dataclass(frozen=True)
+class Exact(Stateless):
+    """λ_k = λ_g + (c_k/τ − η_k)/ρ: E_q[ℓ_k] = −⟨c_k, μ⟩ has the natural gradient −c_k everywhere."""
+
+    def __call__(self, problem: Subproblem) -> Solution:
+        """Solve Eq. 15."""
+        if not (isinstance(problem.losses, Conjugate) and problem.losses.family == problem.family):
+            raise InputError(
+                f"The exact solver needs Conjugate losses of {problem.family}: use BLR, VON or Point for others."
+            )
+        return Solution(stationary(problem, -problem.losses.c), problem.carry)

@@ -1,0 +1,159 @@
+"""The client's problem for Gaussians of fixed precision S, where only the mean moves (paper Eq. 5, 22, 41).
+
+    m_k ← argmin_m  E_{N(m, S⁻¹)}[ℓ_k]/τ + ⟨η_k, m⟩ + ρ/2 ‖m − m_g‖²_S
+
+With the delta method, E[ℓ_k] ≈ ℓ_k(m), this is the client step of textbook ADMM; with another rule it is the
+randomised ADMM of Eq. 22. Its gradient is ∇F(m) = E[∇ℓ_k]/τ + η_k + ρ(λ − λ_g), its Hessian E[∇²ℓ_k]/τ + ρS.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedual.admm import Solution, Subproblem
+from fedual.errors import InputError
+from fedual.families import Delta, FixedPrecision, Isotropic, Rule
+from fedual.solvers.base import Stateless, derivatives, not_converged, require_finite, start, tolerance
+
+
+@dataclass(frozen=True)
+class Point(Stateless):
+    """Minimise over the mean.
+
+    Args:
+        optimiser: "newton" (damped by a line search), "lbfgs", or "gradient" (descent with momentum).
+        rule: How E_q is taken; `Delta()` is the delta method.
+        lr: The step of "gradient".
+        momentum: Of "gradient".
+        tol: The stopping rule is ‖∇F(m)‖ ≤ tol (1 + ‖m‖); √eps of the dtype if None.
+        max_steps: The limit after which `NotConvergedError` is raised.
+    """
+
+    optimiser: Literal["newton", "lbfgs", "gradient"] = "newton"
+    rule: Rule = Delta()
+    lr: float = 0.01
+    momentum: float = 0.9
+    tol: float | None = None
+    max_steps: int = 1000
+
+    def __post_init__(self):
+        if self.optimiser not in ("newton", "lbfgs", "gradient"):
+            raise InputError(f"optimiser = {self.optimiser!r}: choose newton, lbfgs or gradient.")
+
+    def __call__(self, problem: Subproblem) -> Solution:
+        """Solve Eq. 15 for every client of the stack."""
+        if not isinstance(problem.family, Isotropic | FixedPrecision):
+            raise InputError(f"Point needs a fixed precision (Isotropic, FixedPrecision), not {problem.family}.")
+        solve = {"newton": self._newton, "lbfgs": self._lbfgs, "gradient": self._gradient}[self.optimiser]
+        tol = tolerance(self.tol, problem.lam_g)
+        mean, residual = solve(_objective(problem, problem.family, self.rule), tol)
+        if not (residual <= tol).all():
+            name = f"Point({self.optimiser})"
+            raise not_converged(name, "‖∇F(m)‖/(1 + ‖m‖)", residual, tol, self.max_steps)
+        return Solution(problem.family.natural(mean), problem.carry)
+
+    def _newton(self, problem: "_Objective", tol: float) -> tuple[Tensor, Tensor]:
+        mean = problem.start()
+        value, gradient, hessian = problem.look(mean, "full")
+        assert hessian is not None
+        length = torch.ones_like(value)
+        for _ in range(self.max_steps):
+            todo = _residual(mean, gradient) > tol
+            if not todo.any():
+                break
+            direction = -torch.linalg.solve(hessian, gradient)
+            slope = (direction * gradient).sum(-1)
+            trial = torch.where(todo[:, None], mean + length[:, None] * direction, mean)
+            new_value, new_gradient, new_hessian = problem.look(trial, "full")
+            assert new_hessian is not None
+            enough = new_value <= value + 1e-4 * length * slope + 1e-12 * value.abs()
+            closer = new_gradient.norm(dim=-1) < gradient.norm(dim=-1)
+            good = todo & (enough | closer)
+            mean = torch.where(good[:, None], trial, mean)
+            value = torch.where(good, new_value, value)
+            gradient = torch.where(good[:, None], new_gradient, gradient)
+            hessian = torch.where(good[:, None, None], new_hessian, hessian)
+            length = torch.where(good, torch.ones_like(length), length / 2)
+        return mean, _residual(mean, gradient)
+
+    def _lbfgs(self, problem: "_Objective", tol: float) -> tuple[Tensor, Tensor]:
+        alone = [self._lbfgs_alone(problem.select(k), tol) for k in range(len(problem.problem.eta))]
+        mean = torch.cat(alone)
+        return mean, _residual(mean, problem.look(mean, "none")[1])
+
+    def _lbfgs_alone(self, problem: "_Objective", tol: float) -> Tensor:
+        mean = problem.start().requires_grad_()
+        rounds = max(1, self.max_steps // 20)
+        optimiser = torch.optim.LBFGS(
+            [mean], max_iter=20, line_search_fn="strong_wolfe", tolerance_grad=tol / 10, tolerance_change=0.0
+        )
+
+        def closure() -> Tensor:
+            value, mean.grad, _ = problem.look(mean.detach(), "none")
+            return value.sum()
+
+        for _ in range(rounds):
+            optimiser.step(closure)
+            if _residual(mean.detach(), problem.look(mean.detach(), "none")[1]) <= tol:
+                break
+        return mean.detach()
+
+    def _gradient(self, problem: "_Objective", tol: float) -> tuple[Tensor, Tensor]:
+        mean = problem.start()
+        velocity = torch.zeros_like(mean)
+        gradient = problem.look(mean, "none")[1]
+        for _ in range(self.max_steps):
+            todo = _residual(mean, gradient) > tol
+            if not todo.any():
+                break
+            velocity = torch.where(todo[:, None], self.momentum * velocity - self.lr * gradient, velocity)
+            mean = torch.where(todo[:, None], mean + velocity, mean)
+            gradient = problem.look(mean, "none")[1]
+        return mean, _residual(mean, gradient)
+
+
+@dataclass(frozen=True)
+class _Objective:
+    """F(m) with its derivatives for a stack of clients."""
+
+    problem: Subproblem
+    family: Isotropic | FixedPrecision
+    offset: Tensor  # S^{−1/2} ε at the rule's nodes, (N, 1, P)
+    weight: Tensor  # (N,)
+
+    def start(self) -> Tensor:
+        """m_g for every client."""
+        return self.family.mean(start(self.problem))
+
+    def select(self, client: int) -> "_Objective":
+        """The problem of one client, still with a client axis."""
+        picked = slice(client, client + 1)
+        alone = self.problem._replace(losses=self.problem.losses[picked], eta=self.problem.eta[picked])
+        return replace(self, problem=alone)
+
+    def look(self, mean: Tensor, curvature: str) -> tuple[Tensor, Tensor, Tensor | None]:
+        """F, ∇F and ∇²F at m `(K, P)`."""
+        tau, rho, eta = self.problem.tau, self.problem.rho, self.problem.eta[:, 0]
+        found = derivatives(self.problem.losses, mean + self.offset, curvature)
+        expect = lambda x: torch.einsum("n,n...->...", self.weight, x) / tau
+        require_finite(found.value.sum(0))
+        away = mean - self.family.mean(self.problem.lam_g)
+        pull = rho * self.family.multiply(away)
+        value = expect(found.value) + (eta * mean).sum(-1) + (away * pull).sum(-1) / 2
+        hessian = None
+        if found.hessian is not None:
+            precision = self.family.precision(self.problem.lam_g)
+            hessian = expect(found.hessian) + rho * (precision if precision.dim() == 2 else torch.diag(precision))
+        return value, expect(found.gradient) + eta + pull, hessian
+
+
+def _objective(problem: Subproblem, family: Isotropic | FixedPrecision, rule: Rule) -> _Objective:
+    noise, weight = rule(problem.lam_g.shape[-1], 0, problem.lam_g)
+    offset = family.place(torch.zeros_like(problem.lam_g), noise)
+    return _Objective(problem, family, offset[:, None], weight)
+
+
+def _residual(mean: Tensor, gradient: Tensor) -> Tensor:
+    return gradient.norm(dim=-1) / (1 + mean.norm(dim=-1))
