@@ -149,7 +149,7 @@ class Isotropic(_Fixed):
         return dim * math.log(self.delta)
 
     def mean(self, lam: Tensor) -> Tensor:
-        """M = λ/δ."""
+        """m = λ/δ."""
         return lam[..., 0, :] / self.delta
 
     def precision(self, lam: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ class FixedPrecision(_Fixed):
         return 2 * self._factor.diagonal().log().sum()
 
     def mean(self, lam: Tensor) -> Tensor:
-        """M = S⁻¹ λ."""
+        """m = S⁻¹ λ."""
         if self.matrix.dim() == 1:
             return lam[..., 0, :] / self.matrix
         return torch.cholesky_solve(lam[..., 0, :, None], self._factor)[..., 0]
@@ -229,16 +229,16 @@ class Diagonal(Gaussian):
 
     def natural(self, mean: Tensor, precision: Tensor | float | None = None) -> Tensor:
         """λ = (sm, −½s); s = 1 unless given, a number or `(..., P)`."""
-        precision = torch.as_tensor(1.0 if precision is None else precision, dtype=mean.dtype, device=mean.device)
-        mean, precision = torch.broadcast_tensors(mean, precision)
-        return torch.stack([precision * mean, -precision / 2], -2)
+        s = _as_tensor(precision, mean)
+        shift = s * mean
+        return torch.stack([shift, -s.expand_as(shift) / 2], -2)
 
     def mean(self, lam: Tensor) -> Tensor:
-        """M = λ[0] / s."""
+        """m = λ[0] / s."""
         return lam[..., 0, :] / self.precision(lam)
 
     def precision(self, lam: Tensor) -> Tensor:
-        """S = −2 λ[1]."""
+        """s = −2 λ[1]."""
         return -2 * lam[..., 1, :]
 
     def expectation(self, lam: Tensor) -> Tensor:
@@ -293,20 +293,18 @@ class Full(Gaussian):
 
     def natural(self, mean: Tensor, precision: Tensor | float | None = None) -> Tensor:
         """λ = (Sm, −½S); S = I unless given: a number, a diagonal `(..., P)` or a matrix `(..., P, P)`."""
-        precision = torch.as_tensor(1.0 if precision is None else precision, dtype=mean.dtype, device=mean.device)
-        dim = mean.shape[-1]
-        if precision.dim() == 0 or precision.shape[-2:] != (dim, dim):
-            precision = torch.diag_embed(precision.expand(mean.shape))
-        shift = (precision @ mean.unsqueeze(-1)).mT
-        precision = precision.expand(*shift.shape[:-2], dim, dim)
-        return torch.cat([shift, -precision / 2], -2)
+        matrix, dim = _as_tensor(precision, mean), mean.shape[-1]
+        if matrix.shape[-2:] != (dim, dim):
+            matrix = torch.diag_embed(matrix.expand(mean.shape))
+        shift = (matrix @ mean.unsqueeze(-1)).mT
+        return torch.cat([shift, -matrix.expand(*shift.shape[:-2], dim, dim) / 2], -2)
 
     def precision(self, lam: Tensor) -> Tensor:
         """S = −2 λ[1:], its symmetric part."""
         return -(lam[..., 1:, :] + lam[..., 1:, :].mT)
 
     def mean(self, lam: Tensor) -> Tensor:
-        """M = S⁻¹ λ[0]."""
+        """m = S⁻¹ λ[0]."""
         return torch.cholesky_solve(lam[..., 0, :, None], self._factor(lam))[..., 0]
 
     def covariance(self, lam: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedual.errors import DomainError
+from fedual.errors import DomainError, InputError
 from fedual.families.base import Family
-from fedual.families.quadrature import Rule
+from fedual.families.quadrature import Delta, Rule
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ class Gamma(Family):
 
     def nodes(self, lam: Tensor, rule: Rule, step: int = 0) -> tuple[Tensor, Tensor]:
         """θ = F⁻¹(Φ(ε)) at the rule's nodes ε, F the distribution function."""
+        if isinstance(rule, Delta):
+            raise InputError("The delta method needs a Gaussian: use GaussHermite or MonteCarlo with Gamma.")
         dim, ones = lam.shape[-1], (1,) * (lam.dim() - 2)
         noise, weight = rule(dim, step, lam)
         theta = _quantile(self.shape(lam), noise.reshape(-1, *ones, dim)) / self.rate(lam)
@@ -81,7 +83,7 @@ class Gamma(Family):
 
 
 def _quantile(shape: Tensor, noise: Tensor) -> Tensor:
-    """X with P(X ≤ x) = Φ(noise) for X ~ Gamma(shape, 1), by bisection in log x on the smaller tail."""
+    """x with P(X ≤ x) = Φ(noise) for X ~ Gamma(shape, 1), by bisection in log x on the smaller tail."""
     shape, noise = torch.broadcast_tensors(shape, noise)
     upper, tail = noise > 0, torch.special.ndtr(-noise.abs())
     low = (torch.special.log_ndtr(noise) + torch.lgamma(shape + 1)) / shape  # P(X ≤ x) ≤ x^a / Γ(a + 1)

@@ -90,7 +90,11 @@ def natural_gradient(family: Family, losses: Loss, lam: Tensor, rule: Rule, step
 
     Gaussians: from E_q[∇ℓ] and E_q[∇²ℓ] (Bonnet, Price). Every other family: the score form
     ∇_μ Σ_n w_n ℓ(θ_n) q_λ(μ)(θ_n)/q(θ_n), differentiated through λ(μ), with E_q[ℓ] taken off as a baseline.
+    A loss with its own `natural_gradient` is asked first.
     """
+    own = getattr(losses, "natural_gradient", None)
+    if own is not None:
+        return own(family, lam)
     if isinstance(family, Gaussian):
         found = moments(family, losses, lam, rule, step)
         return found.value, family.natural_gradient(lam, found.gradient, found.hessian)

@@ -33,6 +33,12 @@ class Conjugate:
         """ℓ_k(θ_k), `(..., K, P)` → `(..., K)`."""
         return -inner(self.c, self.family.statistic(theta))
 
+    def natural_gradient(self, family: Family, lam: Tensor) -> tuple[Tensor, Tensor]:
+        """E_q[ℓ_k] = −⟨c_k, μ⟩ and its gradient −c_k, without quadrature."""
+        if family != self.family:
+            raise InputError(f"These losses are conjugate to {self.family}, not to {family}.")
+        return -inner(self.c, family.expectation(lam)), -self.c
+
 
 @dataclass(frozen=True)
 class Exact(Stateless):
