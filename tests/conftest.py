@@ -10,6 +10,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.differing_executors],  # law suites are inherited; they keep no state
 )
 settings.load_profile("fedual")
+torch.set_num_threads(1)  # the problems are small, and tests run in two processes
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ def consensus_admm(losses, gradients, dim, rho, delta, rounds):
     z, x, v = np.zeros(dim), np.zeros((num, dim)), np.zeros((num, dim))
     for _ in range(rounds):
         for k in range(num):
-            gradient = lambda t, k=k: gradients[k](t) + v[k] + rho * (t - z)
-            value = lambda t, k=k: losses[k](t) + v[k] @ t + rho / 2 * np.sum((t - z) ** 2)
+            gradient = lambda t, k=k, z=z: gradients[k](t) + v[k] + rho * (t - z)
+            value = lambda t, k=k, z=z: losses[k](t) + v[k] @ t + rho / 2 * np.sum((t - z) ** 2)
             t = scipy.optimize.minimize(value, z, jac=gradient, method="BFGS", options={"gtol": 1e-6}).x
             for _ in range(8):
                 step = 1e-5
@@ -41,7 +41,7 @@ def variational_logistic(x, y, prior_precision, points=40):
 
     The expectation over each predictor is one-dimensional Gauss–Hermite; gradients are analytic.
     """
-    num, dim = x.shape
+    dim = x.shape[1]
     nodes, weights = np.polynomial.hermite_e.hermegauss(points)
     weights = weights / weights.sum()
     rows, columns = np.tril_indices(dim)
@@ -69,7 +69,11 @@ def variational_logistic(x, y, prior_precision, points=40):
 
     start = np.concatenate([np.zeros(dim), np.where(on_diagonal, -np.log(prior_precision) / 2, 0.0)])
     found = scipy.optimize.minimize(
-        bound, start, jac=True, method="L-BFGS-B", options={"maxiter": 5000, "maxfun": 20000, "ftol": 1e-15, "gtol": 1e-9}
+        bound,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 5000, "maxfun": 20000, "ftol": 1e-15, "gtol": 1e-9},
     )
     mean, root = unpack(found.x)
     return mean, root @ root.T, found.fun

@@ -6,7 +6,7 @@ The delta method of the paper (E_q[ℓ] ≈ ℓ(m)) is the rule with one node at
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ class Rule(Protocol):
 class Delta:
     """One node at the mean: E_q[f] ≈ f(m)."""
 
-    random: bool = False
+    random: ClassVar[bool] = False
 
     def __call__(self, dim: int, step: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """One zero."""
@@ -46,7 +46,7 @@ class GaussHermite:
     """The tensor product of `points` Gauss–Hermite nodes in each dimension (exact to degree 2·points − 1)."""
 
     points: int = 20
-    random: bool = False
+    random: ClassVar[bool] = False
 
     def __call__(self, dim: int, step: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """All `points ** dim` nodes."""

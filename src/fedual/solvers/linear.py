@@ -119,7 +119,7 @@ class Linear:
                 ],
                 -1,
             )
-            return torch.linalg.cholesky(spread + 1e-12 * torch.eye(classes, dtype=lam.dtype))
+            return torch.linalg.cholesky_ex(spread + 1e-12 * torch.eye(classes).to(lam)).L
         precision = family.precision(lam)
         if precision.dim() != lam.dim() - 1:
             raise InputError("Linear losses take expectations under Isotropic, Diagonal or Full Gaussians.")

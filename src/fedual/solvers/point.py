@@ -85,19 +85,23 @@ class Point(Stateless):
 
     def _lbfgs_alone(self, problem: "_Objective", tol: float) -> Tensor:
         mean = problem.start().requires_grad_()
-        rounds = max(1, self.max_steps // 20)
         optimiser = torch.optim.LBFGS(
-            [mean], max_iter=20, line_search_fn="strong_wolfe", tolerance_grad=tol / 10, tolerance_change=0.0
+            [mean], max_iter=20, line_search_fn="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0
         )
 
         def closure() -> Tensor:
             value, mean.grad, _ = problem.look(mean.detach(), "none")
             return value.sum()
 
-        for _ in range(rounds):
+        before = float("inf")
+        for _ in range(0, self.max_steps, 20):
             optimiser.step(closure)
-            if _residual(mean.detach(), problem.look(mean.detach(), "none")[1]) <= tol:
+            residual = float(_residual(mean.detach(), problem.look(mean.detach(), "none")[1]))
+            if residual <= tol:
                 break
+            if residual > before / 2:  # the line search no longer sees differences of F: go on without it
+                optimiser.param_groups[0]["line_search_fn"] = None
+            before = residual
         return mean.detach()
 
     def _gradient(self, problem: "_Objective", tol: float) -> tuple[Tensor, Tensor]:
