@@ -150,9 +150,7 @@ class TestFull(Laws):
         s_k, s_g, away = self.family.precision(p), self.family.precision(q), self.family.mean(p) - self.family.mean(q)
         trace = (torch.linalg.inv(s_k) @ s_g).diagonal(dim1=-2, dim2=-1).sum(-1)
         quadratic = (away[:, None] @ s_g @ away[..., None])[:, 0, 0]
-        torch.testing.assert_close(
-            kl(self.family, p, q), (trace - s_g.logdet() + s_k.logdet() - 3 + quadratic) / 2
-        )
+        torch.testing.assert_close(kl(self.family, p, q), (trace - s_g.logdet() + s_k.logdet() - 3 + quadratic) / 2)
 
     def test_diagonal_and_scalar_precisions_are_matrices(self):
         mean, diagonal = normal((3,), 0), torch.tensor([1.0, 2.0, 3.0])
