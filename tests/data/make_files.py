@@ -44,13 +44,15 @@ def write(folder: Path, contents: dict[str, bytes], zipped: bool = False) -> Non
 
 
 def cifar_binary(x: np.ndarray, *label_columns: np.ndarray) -> bytes:
-    return b"".join(
-        bytes(int(column[i]) for column in label_columns) + x[i].tobytes() for i in range(len(x))
-    )
+    return b"".join(bytes(int(column[i]) for column in label_columns) + x[i].tobytes() for i in range(len(x)))
 
 
 def cifar_pickle(x: np.ndarray, protocol: int = 2, **label_lists: list[int]) -> bytes:
-    batch = {b"batch_label": b"a batch", b"data": x.reshape(len(x), math.prod(x.shape[1:])), b"filenames": [b"a.png"] * len(x)}
+    batch = {
+        b"batch_label": b"a batch",
+        b"data": x.reshape(len(x), math.prod(x.shape[1:])),
+        b"filenames": [b"a.png"] * len(x),
+    }
     return pickle.dumps({**batch, **{k.encode(): v for k, v in label_lists.items()}}, protocol=protocol)
 
 

@@ -1,4 +1,5 @@
 import ast
+import contextlib
 import pickle
 import pickletools
 import struct
@@ -162,10 +163,8 @@ def test_refuses_every_truncation(cut: int):
 
 @given(content=st.lists(st.sampled_from([op.code.encode("latin-1") for op in pickletools.opcodes]) | st.binary()))
 def test_anything_else_is_a_data_error(content: list[bytes]):
-    try:
+    with contextlib.suppress(DataError):
         loads(b"".join(content))
-    except DataError as error:
-        assert "\n" not in str(error)
 
 
 def test_the_package_imports_no_pickle():

@@ -86,13 +86,13 @@ def get(
         ) from None
     with staging:
         for number, source in enumerate(sources_of(name) if sources is None else sources):
+            fresh = Path(staging.name, str(number))
             try:
-                fresh = Path(staging.name, str(number))
                 fresh.mkdir()
                 source.fetch(fresh, progress)
                 _install(_verified(spec, fresh), folder)
             except FAILURES as error:
-                failed.append(f"{source.label} ({_reason(error)})")
+                failed.append(f"{source.label} ({_reason(error, fresh)})")
             else:
                 return Fetched(folder, source.label)
     version = spec.versions[0]
@@ -119,6 +119,8 @@ def _install(files: list[tuple[Path, File]], folder: Path) -> None:
         (folder / other).unlink(missing_ok=True)  # an old copy, gzipped or plain, must not be read instead
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, fresh: Path) -> str:
+    """Say in one line why a source failed, without the temporary folder it was given."""
     cause = getattr(error, "reason", error)
-    return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+    text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+    return " ".join(text.replace(f"{fresh}{os.sep}", "").replace(str(fresh), "what came").split())

