@@ -4,7 +4,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -32,6 +32,7 @@ def parts(labels: list[int], clients: list[Tensor]) -> np.ndarray:
 
 
 @given(labels=labelled, split=splits, seed=seeds, data=st.data())
+@settings(max_examples=200)
 def test_every_example_is_with_one_client_and_no_client_is_empty(
     labels: list[int], split: Split, seed: int, data: st.DataObject
 ):
@@ -72,6 +73,15 @@ def test_dirichlet_rounds_by_largest_remainder():
     large = (exact >= 2) & (exact < exact.max(0))  # not touched by the rule for parts of one
     assert large.sum() > 50
     assert (np.abs(counts - exact)[large] < 1).all()
+    for k in range(10):  # who is rounded up has the larger remainders
+        up = counts[:, k] > exact[:, k]
+        remainder = exact[:, k] % 1
+        assert remainder[up & large[:, k]].min(initial=1) >= remainder[~up & large[:, k]].max(initial=0)
+
+
+def test_dirichlet_shares_a_class_that_nobody_drew():
+    clients = dirichlet([0, 1, 2, 3] * 25, 1, seed=0, class_concentration=1e-3)
+    assert clients[0].tolist() == list(range(100))
 
 
 def test_dirichlet_sizes_and_mixtures_follow_the_concentrations():
@@ -82,9 +92,12 @@ def test_dirichlet_sizes_and_mixtures_follow_the_concentrations():
     assert (alone.max(0) == 1000).mean() >= 0.5  # most classes are with one client
 
 
-@given(labels=labelled, seed=seeds, data=st.data())
-def test_homogeneous_clients_differ_by_one_at_most(labels: list[int], seed: int, data: st.DataObject):
-    counts = parts(labels, homogeneous(labels, data.draw(st.integers(1, len(labels))), seed))
+@given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=6), num_clients=st.integers(1, 12), seed=seeds)
+@settings(max_examples=200)
+def test_homogeneous_clients_differ_by_one_at_most(sizes: list[int], num_clients: int, seed: int):
+    labels = [k for k, size in enumerate(sizes) for _ in range(size)]
+    assume(len(labels) >= num_clients)
+    counts = parts(labels, homogeneous(labels, num_clients, seed))
     assert np.ptp(counts, axis=0).max() <= 1
     assert np.ptp(counts.sum(1)) <= 1
 
