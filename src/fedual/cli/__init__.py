@@ -20,7 +20,7 @@ def build() -> typer.Typer:
     """Return the application with all its commands."""
     import typer
 
-    from fedual.cli import data
+    from fedual.cli import data, figure
 
     app = typer.Typer(
         name="fedual",
@@ -42,7 +42,7 @@ def build() -> typer.Typer:
         pass
 
     app.callback()(root)
-    for module in (data,):  # every module with commands
+    for module in (data, figure):  # every module with commands
         module.register(app)
     return app
 

@@ -2,10 +2,10 @@
 
     λ ← λ + β (λ_g − (η + ∇_μ E_q[ℓ]/τ)/ρ − λ)                              (KhRu23, Eq. 6)
 
-whose fixed point is the stationarity condition of Eq. 15. With a deterministic rule each client's β is halved
-where a step would leave the domain or bring neither the objective nor the residual down, and grows back
-afterwards; the stopping rule is ‖λ_target − λ‖ ≤ tol (1 + ‖λ‖). With fresh noise the solver takes `max_steps`
-steps of size β and stops.
+whose fixed point is the stationarity condition of Eq. 15. With a deterministic rule each client's β follows the
+secant of the last step (Barzilai–Borwein; plain β = 1 can oscillate for ever) and is halved where a step would
+leave the domain or not bring the objective down; the stopping rule is ‖λ_target − λ‖ ≤ tol (1 + ‖λ‖). With fresh
+noise the solver takes `max_steps` steps of size β and stops.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedual.admm import Solution, Subproblem
 from fedual.errors import InputError
-from fedual.families import Delta, Family, GaussHermite, Rule, in_domain
+from fedual.families import Delta, Family, GaussHermite, Rule, in_domain, inner
 from fedual.solvers.base import (
     Stateless,
     natural_gradient,
@@ -70,6 +70,7 @@ class BLR(Stateless):
         tol, lam = tolerance(self.tol, problem.lam_g), start(problem)
         beta = lam.new_full((len(lam),), self.beta)
         target, value, residual = self._look(problem, lam)
+        recent = residual[:, None].repeat(1, 5)
         for _ in range(self.max_steps):
             todo = (residual > tol).nonzero()[:, 0]
             if not len(todo):
@@ -79,12 +80,17 @@ class BLR(Stateless):
             inside = in_domain(problem.family, trial)
             trial = torch.where(inside[:, None, None], trial, lam[todo])
             new_target, new_value, new_residual = self._look(part, trial)
-            better = (new_value <= value[todo]) | (new_residual < residual[todo])
-            good = inside & better
+            change = new_value - value[todo]
+            level = change.abs() <= 1e-5 * (1 + value[todo].abs())  # E_q is inexact here: the residual tells
+            good = inside & ((change < 0) | level & (new_residual < recent[todo].amax(-1)))
+            moved, turned = trial - lam[todo], (target[todo] - lam[todo]) - (new_target - trial)
+            secant = inner(moved, moved) / inner(moved, turned)
+            secant = torch.where(secant > 0, secant, self.beta).clamp(0.05, self.beta)
+            beta[todo] = torch.where(good, secant, beta[todo] / 2)
             took = todo[good]
             lam[took], target[took] = trial[good], new_target[good]
             value[took], residual[took] = new_value[good], new_residual[good]
-            beta[todo] = torch.where(good, (1.5 * beta[todo]).clamp(max=self.beta), beta[todo] / 2)
+            recent[took] = torch.cat([recent[took, 1:], new_residual[good, None]], -1)
         raise not_converged(type(self).__name__, "‖λ_target − λ‖/(1 + ‖λ‖)", residual, tol, self.max_steps)
 
     def _look(self, problem: Subproblem, lam: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -68,8 +68,9 @@ class Point(Stateless):
             trial = torch.where(todo[:, None], mean + length[:, None] * direction, mean)
             new_value, new_gradient, new_hessian = problem.look(trial, "full")
             assert new_hessian is not None
-            enough = new_value <= value + 1e-4 * length * slope + 1e-12 * value.abs()
-            closer = new_gradient.norm(dim=-1) < gradient.norm(dim=-1)
+            enough = new_value <= value + 1e-4 * length * slope
+            level = (new_value - value).abs() <= 1e-10 * (1 + value.abs())  # F no longer tells, ∇F does
+            closer = level & (new_gradient.norm(dim=-1) < gradient.norm(dim=-1))
             good = todo & (enough | closer)
             mean = torch.where(good[:, None], trial, mean)
             value = torch.where(good, new_value, value)

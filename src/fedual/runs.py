@@ -1,0 +1,37 @@
+"""Where a result came from: the environment that stands in every record."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedual._version import __version__
+
+
+def environment() -> dict[str, str | int | None]:
+    """Versions, hardware and commit."""
+    return {
+        "fedual": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the source tree that fedual runs from, with a + where it has changes; None when installed."""
+    here = Path(__file__).parent
+    git = lambda *words: subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10)
+    try:
+        found = git("rev-parse", "--short=12", "HEAD")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(here))
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() + ("+" if changed.stdout.strip() else "") if found.returncode == 0 else None
