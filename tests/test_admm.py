@@ -128,7 +128,7 @@ def test_prop1_clients_to_convergence_then_the_server_is_the_learning_rule(make)
     problem, rho = make(num_clients=4, dim=5, seed=6), 0.8
     method = bayesian_admm(problem.family, rho)
     state = run(method, problem, 1)
-    moved = state
+    moved, counted = state, torch.zeros(4, dtype=torch.bool)
     for _ in range(30):
         moved, counted = client_step(method, moved, problem.losses, torch.arange(4))
     assert relative(moved.lam[0], state.lam_g) < 1e-10

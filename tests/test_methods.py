@@ -107,12 +107,13 @@ def test_preconditioned_admm_with_a_multiple_of_the_identity_is_admm():
 
 
 def test_eq22_eq41_random_admm_has_expected_gradients_as_duals():
-    """With an expectation over N(m, I/δ) the dual is −E[∇ℓ_k], here by Gauss–Hermite on both sides."""
+    """With an expectation over N(m, I/δ) the dual is −E[∇ℓ_k], checked on a grid of 24³ points around m."""
     losses, family = logistic(), Isotropic(2.0)
-    method = methods.admm(0.7, 2.0, Point(rule=GaussHermite(16), tol=1e-12))
+    plain = Stack([lambda t, k=k: losses[k : k + 1](t[..., None, :])[..., 0] for k in range(3)])
+    method = methods.admm(0.7, 2.0, Point(rule=GaussHermite(60), tol=1e-12))
     for state in rounds(method, zeros(3), losses, 3):
-        expected = moments(family, losses, state.lam, GaussHermite(60)).gradient
-        torch.testing.assert_close(state.eta[:, 0], -expected, rtol=1e-4, atol=1e-4)
+        expected = moments(family, plain, state.lam, GaussHermite(24)).gradient
+        torch.testing.assert_close(state.eta[:, 0], -expected, rtol=1e-3, atol=1e-3)
         at_the_mean = moments(family, losses, state.lam, methods.Delta()).gradient
         assert (state.eta[:, 0] + at_the_mean).abs().max() > 1e-2
 

@@ -71,8 +71,15 @@ class TestFixedDiagonal(TestIsotropic):
             self.family.natural(torch.zeros(3), 1.0)
 
 
-class TestFixedFull(TestFixedDiagonal):
+class TestFixedFull(Laws):
     family = FixedPrecision(torch.tensor([[2.0, 0.5, 0.1], [0.5, 1.0, 0.0], [0.1, 0.0, 3.0]], dtype=torch.float64))
+
+    def params(self, batch, seed):
+        return self.family.natural(normal((*batch, self.dim), seed))
+
+    def outside(self, lam):
+        lam[1, 0, :2] = torch.inf
+        return lam, 2
 
     def distribution(self, lam):
         return MultivariateNormal(self.family.mean(lam), precision_matrix=self.family.matrix)

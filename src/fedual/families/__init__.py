@@ -2,12 +2,13 @@
 
 from fedual.families.base import Family, check, entropy, in_domain, inner, kl, log_prob
 from fedual.families.discrete import Bernoulli
-from fedual.families.gaussian import Diagonal, FixedPrecision, Full, Gaussian, Isotropic
+from fedual.families.gaussian import Curvature, Diagonal, FixedPrecision, Full, Gaussian, Isotropic
 from fedual.families.positive import Gamma
 from fedual.families.quadrature import Delta, GaussHermite, MonteCarlo, Rule
 
 __all__ = [
     "Bernoulli",
+    "Curvature",
     "Delta",
     "Diagonal",
     "Family",

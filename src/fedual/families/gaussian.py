@@ -25,11 +25,14 @@ from fedual.families.quadrature import Rule
 
 LOG_2PI = math.log(2 * math.pi)
 
+Curvature = Literal["none", "diagonal", "full"]
+"""How much of a Hessian is wanted."""
+
 
 class Gaussian(Family):
     """N(m, S⁻¹): what the Gaussian families share."""
 
-    curvature: ClassVar[Literal["none", "diagonal", "full"]] = "none"
+    curvature: ClassVar[Curvature] = "none"
     """Which part of the Hessian the natural gradient needs."""
 
     @abstractmethod

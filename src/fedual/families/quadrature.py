@@ -4,9 +4,9 @@ A rule is asked for nodes of a dimension; families turn them into points of thei
 The delta method of the paper (E_q[ℓ] ≈ ℓ(m)) is the rule with one node at zero.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ class Rule(Protocol):
 class Delta:
     """One node at the mean: E_q[f] ≈ f(m)."""
 
-    random: ClassVar[bool] = False
+    random: bool = field(default=False, init=False, repr=False)
 
     def __call__(self, dim: int, step: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """One zero."""
@@ -46,7 +46,7 @@ class GaussHermite:
     """The tensor product of `points` Gauss–Hermite nodes in each dimension (exact to degree 2·points − 1)."""
 
     points: int = 20
-    random: ClassVar[bool] = False
+    random: bool = field(default=False, init=False, repr=False)
 
     def __call__(self, dim: int, step: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """All `points ** dim` nodes."""

@@ -19,7 +19,7 @@ from fedual.runs import environment
 INK, GREY, FAINT = "#222222", "#8a8a8a", "#d9d9d9"
 BLUE, RED, GREEN, ORANGE, PURPLE = "#2066a8", "#c0392b", "#2e8b57", "#d98200", "#7d4f9e"
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 10,
@@ -96,18 +96,18 @@ GROUPS = [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
 
 
 def handwriting(options: Options, number: int, side: int) -> tuple[str, list[tuple[Tensor, Tensor]]]:
-    """The first `number` images of MNIST (of digits, if MNIST is not there) at `side` × `side`, on 5 clients.
+    """The first `number` images of MNIST at `side` × `side`, on 5 clients; of digits where MNIST is not there.
 
-    Client k has the two classes of `GROUPS[k]`. Pixels are in [0, 1], float64, with a constant 1 appended.
+    Client k has the two classes of `GROUPS[k]`. Pixels are in [0, 1], labels one-hot, both float64.
     """
     try:
         source = data.load("mnist", options.root)
     except DataError:
         options.say("MNIST is not here (`fedual data get mnist`): using scikit-learn's digits.")
-        source = data.load("digits")
+        source, side = data.load("digits"), 8 if side > 8 else 4
     pixels = source.inputs(source.x_train[:number], torch.float64)
-    pooled = torch.nn.functional.adaptive_avg_pool2d(pixels[:, None], side).flatten(1)
-    x = torch.cat([pooled, torch.ones(len(pooled), 1, dtype=torch.float64)], 1)
+    x = torch.nn.functional.adaptive_avg_pool2d(pixels[:, None], side).flatten(1)
     y = source.y_train[:number]
+    target = torch.nn.functional.one_hot(y, 10).double()
     parts = data.partition.by_group(y, GROUPS)
-    return source.name, [(x[part], y[part]) for part in parts]
+    return f"{source.name} {side}×{side}", [(x[part], target[part]) for part in parts]

@@ -162,11 +162,11 @@ def _server_panel(axis, name: str, run: Track, clients) -> None:
         _line(axis, run.server[t - 1], INK, 1.5, strength, label=str(t))
     axis.set_title(name)
     plural = "s" if run.rounds > 1 else ""
-    axis.set_xlabel(f"server: within 5 % of its last boundary (red) after {run.rounds} round{plural}")
+    axis.set_xlabel(f"server: {run.rounds} round{plural} to its last boundary (red)")
     axis.set(xticks=[], yticks=[], xlim=LIMITS[0], ylim=LIMITS[1], aspect="equal")
 
 
-def _client_panel(axis, run: Track, client, samples: bool) -> None:
+def _client_panel(axis, run: Track, client: tuple[Tensor, Tensor], samples: bool) -> None:
     _scatter(axis, *client, 0.6)
     if samples:
         for theta in Full().sample(run.lam[0], 40, torch.Generator().manual_seed(0)):
@@ -178,8 +178,8 @@ def _client_panel(axis, run: Track, client, samples: bool) -> None:
 
 
 def _shown(run: Track) -> list[tuple[int, float]]:
-    """The rounds to draw, about doubling, and how strongly."""
-    rounds = sorted({t for t in (1, 2, 4, 8) if t < run.rounds} | {run.rounds})
+    """The rounds to draw, about tripling, and how strongly."""
+    rounds = sorted({t for t in (1, 3, 8) if t < run.rounds} | {run.rounds})
     return [(t, 0.3 + 0.7 * (i + 1) / len(rounds)) for i, t in enumerate(rounds)]
 
 
@@ -197,7 +197,7 @@ def _line(axis, boundary: Tensor, colour: str, width: float, alpha: float, label
     ends = torch.stack([foot - 20 * along, foot + 20 * along])
     axis.plot(ends[:, 0], ends[:, 1], style, color=colour, lw=width, alpha=alpha, zorder=2)
     if label:
-        right, top = LIMITS[0][1] - 0.3, LIMITS[1][1] - 0.3
+        right, top = LIMITS[0][1] - 0.35, LIMITS[1][1] - 0.35
         reach = (top - foot[1]) / along[1]
         if along[0] > 0:
             reach = torch.minimum(reach, (right - foot[0]) / along[0])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedual.admm import Carry, Subproblem
 from fedual.errors import DomainError, NotConvergedError
-from fedual.families import Family, Gaussian, Rule, inner, kl, log_prob
+from fedual.families import Curvature, Family, Gaussian, Rule, inner, kl, log_prob
 
 
 class Loss(Protocol):
@@ -53,21 +53,27 @@ class Moments(NamedTuple):
     hessian: Tensor | None
 
 
-def moments(family: Gaussian, losses: Loss, lam: Tensor, rule: Rule, step: int = 0) -> Moments:
-    """E_q of a loss and its derivatives for `lam` `(K, R, P)`; a loss with its own `moments` is asked first."""
+def moments(
+    family: Gaussian, losses: Loss, lam: Tensor, rule: Rule, step: int = 0, curvature: Curvature | None = None
+) -> Moments:
+    """E_q of a loss and its derivatives for `lam` `(K, R, P)`; a loss with its own `moments` is asked first.
+
+    `curvature` says how much of the Hessian is wanted: what the family's natural gradient needs, unless given.
+    """
+    curvature = curvature or family.curvature
     own = getattr(losses, "moments", None)
     if own is not None:
-        found = own(family, lam, rule, step)
+        found = own(family, lam, rule, step, curvature)
     else:
         theta, weight = family.nodes(lam, rule, step)
-        value, gradient, hessian = derivatives(losses, theta, family.curvature)
         mean = lambda x: (weight.reshape(*weight.shape, *(1,) * (x.dim() - weight.dim())) * x).sum(0)
+        value, gradient, hessian = derivatives(losses, theta, curvature)
         found = Moments(mean(value), mean(gradient), None if hessian is None else mean(hessian))
     require_finite(found.value)
     return found
 
 
-def derivatives(losses: Loss, theta: Tensor, curvature: str = "full") -> Moments:
+def derivatives(losses: Loss, theta: Tensor, curvature: Curvature = "full") -> Moments:
     """ℓ, ∇ℓ and ∇²ℓ ("full", "diagonal" or "none" of it) at θ `(..., K, P)`, by automatic differentiation."""
     with torch.enable_grad():
         theta = theta.detach().requires_grad_()

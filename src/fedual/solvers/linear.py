@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedual.errors import InputError
-from fedual.families import Full, Gaussian, Rule
+from fedual.families import Curvature, Gaussian, Rule
 from fedual.solvers.base import Moments
 
 Kind = Literal["gaussian", "binomial", "poisson", "softmax"]
@@ -73,7 +73,7 @@ class Linear:
         f = self.x @ theta.unflatten(-1, (self.x.shape[-1], self.y.shape[-1]))
         return (self.weight * self._phi(f)).sum(-1)
 
-    def moments(self, family: Gaussian, lam: Tensor, rule: Rule, step: int) -> Moments:
+    def moments(self, family: Gaussian, lam: Tensor, rule: Rule, step: int, curvature: Curvature) -> Moments:
         """E_q of the loss, its gradient and its Hessian, in predictor space."""
         shape = (self.x.shape[-1], self.y.shape[-1])
         f = self.x @ family.mean(lam).unflatten(-1, shape)
@@ -84,7 +84,7 @@ class Linear:
         value, first, second = self._expected(f, node_weight)
         weight = self.weight[..., None]
         gradient = (self.x.mT @ (weight * first)).flatten(-2)
-        hessian = None if family.curvature == "none" else self._hessian(weight[..., None] * second, family.curvature)
+        hessian = None if curvature == "none" else self._hessian(weight[..., None] * second, curvature)
         return Moments((self.weight * value).sum(-1), gradient, hessian)
 
     def _phi(self, f: Tensor) -> Tensor:
@@ -110,22 +110,18 @@ class Linear:
     def _root(self, family: Gaussian, lam: Tensor) -> Tensor:
         """A root R_i of V_i = R_i R_iᵀ, `(K, N, C, C)`."""
         dim, classes = self.x.shape[-1], self.y.shape[-1]
-        if isinstance(family, Full):
-            blocks = family.covariance(lam).reshape(-1, dim, classes, dim, classes)
-            spread = torch.stack(
-                [
-                    torch.stack([((self.x @ blocks[:, :, a, :, b]) * self.x).sum(-1) for b in range(classes)], -1)
-                    for a in range(classes)
-                ],
-                -1,
-            )
-            return torch.linalg.cholesky_ex(spread + 1e-12 * torch.eye(classes).to(lam)).L
         precision = family.precision(lam)
-        if precision.dim() != lam.dim() - 1:
-            raise InputError("Linear losses take expectations under Isotropic, Diagonal or Full Gaussians.")
-        return torch.diag_embed((self.x**2 @ (1 / precision).unflatten(-1, (dim, classes))).sqrt())
+        if precision.dim() == 2:  # a diagonal for every client
+            return torch.diag_embed((self.x**2 @ (1 / precision).unflatten(-1, (dim, classes))).sqrt())
+        blocks = torch.cholesky_inverse(torch.linalg.cholesky(precision)).reshape(-1, dim, classes, dim, classes)
+        spread = torch.empty(*self.x.shape[:2], classes, classes).to(lam)
+        for a in range(classes):
+            for b in range(a, classes):
+                along = ((self.x @ blocks[:, :, a, :, b]) * self.x).sum(-1)
+                spread[..., a, b] = spread[..., b, a] = along
+        return torch.linalg.cholesky_ex(spread + 1e-12 * torch.eye(classes).to(lam)).L
 
-    def _hessian(self, bend: Tensor, curvature: str) -> Tensor:
+    def _hessian(self, bend: Tensor, curvature: Curvature) -> Tensor:
         """Σ_i x_i x_iᵀ ⊗ φ''_i, or its diagonal."""
         if curvature == "diagonal":
             return ((self.x**2).mT @ bend.diagonal(dim1=-2, dim2=-1)).flatten(-2)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedual.admm import Solution, Subproblem
 from fedual.errors import InputError
-from fedual.families import Delta, FixedPrecision, Isotropic, Rule
-from fedual.solvers.base import Stateless, derivatives, not_converged, require_finite, start, tolerance
+from fedual.families import Curvature, Delta, FixedPrecision, Isotropic, Rule
+from fedual.solvers.base import Stateless, moments, not_converged, start, tolerance
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Point(Stateless):
             raise InputError(f"Point needs a fixed precision (Isotropic, FixedPrecision), not {problem.family}.")
         solve = {"newton": self._newton, "lbfgs": self._lbfgs, "gradient": self._gradient}[self.optimiser]
         tol = tolerance(self.tol, problem.lam_g)
-        mean, residual = solve(_objective(problem, problem.family, self.rule), tol)
+        mean, residual = solve(_Objective(problem, problem.family, self.rule), tol)
         if not (residual <= tol).all():
             name = f"Point({self.optimiser})"
             raise not_converged(name, "‖∇F(m)‖/(1 + ‖m‖)", residual, tol, self.max_steps)
@@ -125,8 +125,7 @@ class _Objective:
 
     problem: Subproblem
     family: Isotropic | FixedPrecision
-    offset: Tensor  # S^{−1/2} ε at the rule's nodes, (N, 1, P)
-    weight: Tensor  # (N,)
+    rule: Rule
 
     def start(self) -> Tensor:
         """m_g for every client."""
@@ -138,26 +137,18 @@ class _Objective:
         alone = self.problem._replace(losses=self.problem.losses[picked], eta=self.problem.eta[picked])
         return replace(self, problem=alone)
 
-    def look(self, mean: Tensor, curvature: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    def look(self, mean: Tensor, curvature: Curvature) -> tuple[Tensor, Tensor, Tensor | None]:
         """F, ∇F and ∇²F at m `(K, P)`."""
-        tau, rho, eta = self.problem.tau, self.problem.rho, self.problem.eta[:, 0]
-        found = derivatives(self.problem.losses, mean + self.offset, curvature)
-        expect = lambda x: torch.einsum("n,n...->...", self.weight, x) / tau
-        require_finite(found.value.sum(0))
-        away = mean - self.family.mean(self.problem.lam_g)
-        pull = rho * self.family.multiply(away)
-        value = expect(found.value) + (eta * mean).sum(-1) + (away * pull).sum(-1) / 2
+        family, tau, rho, eta = self.family, self.problem.tau, self.problem.rho, self.problem.eta[:, 0]
+        found = moments(family, self.problem.losses, family.natural(mean), self.rule, curvature=curvature)
+        away = mean - family.mean(self.problem.lam_g)
+        pull = rho * family.multiply(away)
+        value = found.value / tau + (eta * mean).sum(-1) + (away * pull).sum(-1) / 2
         hessian = None
         if found.hessian is not None:
-            precision = self.family.precision(self.problem.lam_g)
-            hessian = expect(found.hessian) + rho * (precision if precision.dim() == 2 else torch.diag(precision))
-        return value, expect(found.gradient) + eta + pull, hessian
-
-
-def _objective(problem: Subproblem, family: Isotropic | FixedPrecision, rule: Rule) -> _Objective:
-    noise, weight = rule(problem.lam_g.shape[-1], 0, problem.lam_g)
-    offset = family.place(torch.zeros_like(problem.lam_g), noise)
-    return _Objective(problem, family, offset[:, None], weight)
+            metric = family.multiply(torch.eye(mean.shape[-1]).to(mean))
+            hessian = found.hessian / tau + rho * metric
+        return value, found.gradient / tau + eta + pull, hessian
 
 
 def _residual(mean: Tensor, gradient: Tensor) -> Tensor:
