@@ -140,7 +140,7 @@ def init(method: Method, prior: Tensor, num_clients: int) -> State:
 
 def step(method: Method, state: State, losses: Losses, active: Tensor | None = None) -> tuple[State, Info]:
     """One round with the clients in `active` (indices or a mask; all of them if None)."""
-    clients = _clients(active, len(state.lam), len(losses))
+    clients = _clients(active, len(state.lam), len(losses)).to(state.lam.device)
     moved, counted = client_step(method, state, losses, clients)
     after, shortened = server_step(method, moved, counted)
     took_part = torch.zeros(len(state.lam), dtype=torch.bool, device=state.lam.device)

@@ -11,6 +11,7 @@ Name = Annotated[str, typer.Argument(help="outlier, ridge, logistic, duality or 
 Out = Annotated[Path, typer.Option(help="Folder for NAME.svg, NAME.png and NAME.json.")]
 Full = Annotated[bool, typer.Option("--full", help="The paper's problem sizes: hours for `logistic`, not minutes.")]
 Root = Annotated[Path | None, typer.Option(help="Folder of the data sets.", show_default="as `fedual data list` says")]
+Device = Annotated[str, typer.Option(help="Where `logistic` and `ridge` compute: cpu or cuda.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")]
 
 
@@ -20,7 +21,12 @@ def register(parent: typer.Typer) -> None:
 
 
 def figure(
-    name: Name, out: Out = Path("figures"), full: Full = False, root: Root = None, as_json: Json = False
+    name: Name,
+    out: Out = Path("figures"),
+    full: Full = False,
+    root: Root = None,
+    device: Device = "cpu",
+    as_json: Json = False,
 ) -> None:
     """Draw a figure of the paper to SVG and PNG, with its numbers in a JSON file beside them.
 
@@ -32,7 +38,7 @@ def figure(
     console = Console(stderr=True)
     with console.status(f"{name} …") as status:
         say = lambda line: status.update(f"{name}: {line}")
-        drawing, paths = draw(name, out, Options(full, str(root) if root else None, say))
+        drawing, paths = draw(name, out, Options(full, str(root) if root else None, device, say))
     for finding in drawing.findings:
         typer.echo(finding)
     for path in paths:

@@ -358,7 +358,7 @@ class Full(Gaussian):
 def positive_definite(matrix: Tensor) -> Tensor:
     """True where a matrix is symmetric (to rounding) and positive definite, `(..., P, P)` → `(...)`."""
     finite = matrix.isfinite().all(-1).all(-1)
-    safe = torch.where(finite[..., None, None], matrix, torch.eye(matrix.shape[-1], dtype=matrix.dtype))
+    safe = torch.where(finite[..., None, None], matrix, torch.eye(matrix.shape[-1]).to(matrix))
     symmetric = torch.isclose(safe, safe.mT, rtol=1e-5, atol=1e-12).all(-1).all(-1)
     return finite & symmetric & (torch.linalg.cholesky_ex(safe).info == 0)
 

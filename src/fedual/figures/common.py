@@ -44,10 +44,11 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Options:
-    """What a figure is asked for: the paper's size or a small one, the data folder, and whom to tell."""
+    """What a figure is asked for: the paper's size or a small one, the data folder, the device, and whom to tell."""
 
     full: bool = False
     root: str | None = None
+    device: str = "cpu"
     say: Callable[[str], None] = field(default=lambda line: None)
 
 
@@ -110,4 +111,5 @@ def handwriting(options: Options, number: int, side: int) -> tuple[str, list[tup
     y = source.y_train[:number]
     target = torch.nn.functional.one_hot(y, 10).double()
     parts = data.partition.by_group(y, GROUPS)
-    return f"{source.name} {side}×{side}", [(x[part], target[part]) for part in parts]
+    device = options.device
+    return f"{source.name} {side}×{side}", [(x[part].to(device), target[part].to(device)) for part in parts]

@@ -6,6 +6,7 @@ covariances, as the paper's text says; right, diagonal ones. The dashed lines ar
 on (m, Σ^{1/2}) of the pooled problem.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +40,7 @@ class Problem:
 
     def prior(self, family: Gaussian) -> Tensor:
         """N(0, I/δ)."""
-        return family.natural(torch.zeros(self.clients.dim, dtype=torch.float64), DELTA)
+        return family.natural(self.clients.x.new_zeros(self.clients.dim), DELTA)
 
     def bound(self, family: Gaussian, lam: Tensor) -> float:
         """Eq. 9 at q."""
@@ -82,14 +83,17 @@ def bounds(method: Method, what: str, problem: Problem, rounds: int, options: Op
 
 
 def batch_optimum(family: Gaussian, problem: Problem, options: Options, steps: int = 400) -> float:
-    """The bound of the pooled problem, minimised by L-BFGS on the mean and a root of the covariance (autograd)."""
+    """The bound of the pooled problem, minimised by L-BFGS on the mean and a root of the covariance (autograd).
+
+    Every example has noise of its own, so that the root cannot fit the noise.
+    """
     data, dim = problem.pooled, problem.clients.dim
     full, (size, classes) = isinstance(family, Full), (data.x.shape[-1], data.y.shape[-1])
-    mean = torch.zeros(dim, dtype=torch.float64, requires_grad=True)
-    root = torch.eye(dim, dtype=torch.float64) if full else torch.ones(dim, dtype=torch.float64)
-    root = (root / DELTA**0.5).requires_grad_()
-    noise = MonteCarlo(64, seed=7)(classes, 0, mean)[0]
-    x, y, jitter = data.x[0], data.y[0], 1e-12 * torch.eye(classes, dtype=torch.float64)
+    x, y = data.x[0], data.y[0]
+    mean, root = x.new_zeros(dim), x.new_ones(dim) / DELTA**0.5
+    mean, root = mean.requires_grad_(), (torch.diag(root) if full else root).requires_grad_()
+    noise = MonteCarlo(32, seed=7)(len(x) * classes, 0, mean)[0].unflatten(1, (len(x), classes)).transpose(0, 1)
+    jitter = 1e-12 * torch.eye(classes).to(x)
 
     def bound() -> Tensor:
         triangle = root.tril() if full else root
@@ -101,7 +105,7 @@ def batch_optimum(family: Gaussian, problem: Problem, options: Options, steps: i
         f = (x @ mean.unflatten(0, (size, classes))).unsqueeze(-2) + noise @ factor.mT
         expected = (torch.logsumexp(f, -1) - (y.unsqueeze(-2) * f).sum(-1)).mean(-1).sum()
         log_det = 2 * (triangle.diagonal() if full else triangle).abs().log().sum()
-        log_det = log_det + dim * torch.log(torch.tensor(DELTA))
+        log_det = log_det + dim * math.log(DELTA)
         return expected + (DELTA * (mean @ mean + (triangle**2).sum()) - dim - log_det) / 2
 
     optimiser = torch.optim.LBFGS([mean, root], max_iter=steps, history_size=20, line_search_fn="strong_wolfe")
@@ -172,7 +176,11 @@ def _panel(axis, family: str, curves: dict[str, list[float]], best: float) -> No
     for what, values in curves.items():
         colour, marker = LOOKS[what]
         axis.plot(values, color=colour, marker=marker, ms=3, lw=1.5, label=what)
-    axis.text(ROUNDS, best, "batch optimum", ha="right", va="top", fontsize=8)
+        if len(values) <= ROUNDS:
+            axis.annotate("no solution", (len(values) - 1, values[-1]), (6, 0), textcoords="offset points", fontsize=8)
+    axis.annotate(
+        "batch optimum", (ROUNDS, best), (0, -4), textcoords="offset points", ha="right", va="top", fontsize=8
+    )
     axis.set(xlabel="communication rounds", ylim=(best - 0.1 * best, curves["PVI"][0] * 1.02), xlim=(0, ROUNDS))
     axis.set_title("Full covariance" if family == "Full" else "Diagonal covariance")
     if family == "Full":

@@ -43,7 +43,7 @@ def draw(options: Options) -> Drawing:
     name, clients = handwriting(options, 500, 7)
     losses = Linear.from_clients("gaussian", clients)
     exact, num = conjugate(losses), len(losses)
-    zero = torch.zeros(losses.dim, dtype=torch.float64)
+    zero = losses.x.new_zeros(losses.dim)
     prior = Full().natural(zero, DELTA)
     x, y = torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients])
     optimum = torch.linalg.solve(x.T @ x + DELTA * torch.eye(x.shape[1]).to(x), x.T @ y).flatten()

@@ -38,6 +38,7 @@ class Stack:
         return len(self.functions)
 
     def __getitem__(self, clients: Any) -> "Stack":
+        clients = clients.cpu() if isinstance(clients, Tensor) else clients
         return Stack([self.functions[int(k)] for k in torch.arange(len(self))[clients].reshape(-1)])
 
     def __call__(self, theta: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ class Linear:
         pad = lambda a, size: F.pad(a, (0, 0, 0, size - len(a)))
         x = torch.stack([pad(x, size) for x, _ in clients])
         y = torch.stack([pad(y.to(x), size) for y in targets])
-        weight = torch.stack([(torch.arange(size) < len(x)).to(x) for x, _ in clients])
+        weight = torch.stack([(torch.arange(size, device=x.device) < len(x)).to(x) for x, _ in clients])
         return cls(kind, x, y, weight)
 
     @property
@@ -114,7 +114,7 @@ class Linear:
         if precision.dim() == 2:  # a diagonal for every client
             return torch.diag_embed((self.x**2 @ (1 / precision).unflatten(-1, (dim, classes))).sqrt())
         blocks = torch.cholesky_inverse(torch.linalg.cholesky(precision)).reshape(-1, dim, classes, dim, classes)
-        spread = torch.empty(*self.x.shape[:2], classes, classes).to(lam)
+        spread = lam.new_empty(*self.x.shape[:2], classes, classes)
         for a in range(classes):
             for b in range(a, classes):
                 along = ((self.x @ blocks[:, :, a, :, b]) * self.x).sum(-1)
