@@ -202,12 +202,15 @@ class TestRefusals:
         with pytest.raises(DomainError, match=r"1 of 3 clients is not finite \(first: number 1"):
             solver(self.problem(family, losses=losses))
 
-    def test_unbounded_problem_is_an_error_not_a_wrong_answer(self):
-        """η_k takes more curvature away than ρ q_g and the loss have: no minimum exists."""
-        eta = torch.zeros(3, 4, 3)
-        eta[:, 1:] = -50 * torch.eye(3)
-        with pytest.raises((NotConvergedError, DomainError)):
-            VON(rule=HERMITE, max_steps=100)(self.problem(Full(), eta=eta))
+    @pytest.mark.parametrize("rule", [HERMITE, MonteCarlo(4, fresh=True)], ids=str)
+    def test_unbounded_problem_gives_no_answer_and_leaves_the_others_alone(self, rule):
+        """η_1 takes more curvature away than ρ q_g and the loss have: client 1 has no minimum, the others do."""
+        solver, eta = VON(rule=rule), torch.zeros(3, 4, 3)
+        alone = solver(self.problem(Full(), eta=eta)).lam
+        eta[1, 1:] = -50 * torch.eye(3)
+        found = solver(self.problem(Full(), eta=eta)).lam
+        assert found[1].isnan().all()
+        torch.testing.assert_close(found[[0, 2]], alone[[0, 2]])
 
     @pytest.mark.parametrize("clients", [[], [(torch.ones(0, 2), torch.ones(0))], [(torch.ones(3, 2), torch.ones(2))]])
     def test_linear_needs_examples(self, clients):

@@ -8,6 +8,7 @@ on (m, Σ^{1/2}) of the pooled problem.
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,20 +66,28 @@ def compositions(family: Gaussian, solver: BLR) -> dict[str, Method]:
     }
 
 
-def bounds(method: Method, what: str, problem: Problem, rounds: int, options: Options) -> list[float]:
-    """The bound after rounds 0, 1, …; shorter if a client's problem turned out to have no solution."""
+class Curve(NamedTuple):
+    """The bound at the start and after each round, and how many updates were left out in each."""
+
+    bound: list[float]
+    left_out: list[int]
+
+
+def curve(method: Method, what: str, problem: Problem, rounds: int, options: Options) -> Curve:
+    """Run a method; shorter than `rounds` if an inner solver did not converge."""
     family = method.family
     assert isinstance(family, Gaussian)
     state = init(method, problem.prior(family), len(problem.clients))
-    found = [problem.bound(family, state.lam_g)]
+    found = Curve([problem.bound(family, state.lam_g)], [])
     for t in range(rounds):
         options.say(f"{what}, {family}, round {t + 1} of {rounds}")
         try:
-            state, _ = step(method, state, problem.clients)
+            state, info = step(method, state, problem.clients)
         except FedualError as error:
             options.say(str(error))
             break
-        found.append(problem.bound(family, state.lam_g))
+        found.bound.append(problem.bound(family, state.lam_g))
+        found.left_out.append(int(info.refused.sum()))
     return found
 
 
@@ -131,14 +140,14 @@ def draw(options: Options) -> Drawing:
     optima = {str(family): batch_optimum(family, task, options) for family in solvers}
     runs = {
         str(family): {
-            what: bounds(method, what, task, ROUNDS, options) for what, method in compositions(family, solver).items()
+            what: curve(method, what, task, ROUNDS, options) for what, method in compositions(family, solver).items()
         }
         for family, solver in solvers.items()
     }
     noisy = {
-        f"{steps} steps, β = {beta}": bounds(
+        f"{steps} steps, β = {beta}": curve(
             methods.pvi(Full(), VON(MonteCarlo(2, 3, fresh=True), beta, max_steps=steps)), "noisy PVI", task, 6, options
-        )
+        ).bound
         for steps, beta in ((5, 0.2), (20, 0.1), (20, 0.5))
     }
     numbers = {
@@ -146,7 +155,10 @@ def draw(options: Options) -> Drawing:
         "parameters": task.clients.dim,
         "settings": {"delta": DELTA, "rho": RHO, "damping": DAMPING, "bregman_gamma": DAMPING},
         "batch_optimum": optima,
-        "bound_by_round": runs,
+        "bound_by_round": {family: {what: c.bound for what, c in curves.items()} for family, curves in runs.items()},
+        "left_out_by_round": {
+            family: {what: c.left_out for what, c in curves.items()} for family, curves in runs.items()
+        },
         "plain_pvi_full_with_noisy_inner_steps": noisy,
     }
     with canvas(7.2, 3.1) as figure:
@@ -160,28 +172,29 @@ def _findings(runs: dict, optima: dict, noisy: dict) -> list[str]:
     for family, curves in runs.items():
         best = optima[family]
         parts = []
-        for what, values in curves.items():
+        for what, (values, left_out) in curves.items():
             reached = [t for t in range(len(values)) if all(abs(v / best - 1) <= 0.01 for v in values[t:])]
             when = f"within 1 % from round {reached[0]} on" if reached else "not within 1 %"
             stopped = "" if len(values) > ROUNDS else f", stopped after round {len(values) - 1}"
-            parts.append(f"{what} {when} (last {values[-1] / best - 1:+.1%}{stopped})")
+            without = f", {sum(left_out)} updates left out" if sum(left_out) else ""
+            parts.append(f"{what} {when} (last {values[-1] / best - 1:+.1%}{without}{stopped})")
         found.append(f"{family}, batch optimum {best:.1f}: " + "; ".join(parts) + ".")
     worst = max(values[-1] / optima["Full"] - 1 for values in noisy.values())
     found.append(f"Plain PVI, full, with 5 to 20 noisy inner steps: after 6 rounds at most {worst:+.1%} off.")
     return found
 
 
-def _panel(axis, family: str, curves: dict[str, list[float]], best: float) -> None:
+def _panel(axis, family: str, curves: dict[str, Curve], best: float) -> None:
     axis.axhline(best, color=INK, ls="--", lw=1)
-    for what, values in curves.items():
+    for what, (values, _) in curves.items():
         colour, marker = LOOKS[what]
         axis.plot(values, color=colour, marker=marker, ms=3, lw=1.5, label=what)
         if len(values) <= ROUNDS:
-            axis.annotate("no solution", (len(values) - 1, values[-1]), (6, 0), textcoords="offset points", fontsize=8)
+            axis.annotate("not solved", (len(values) - 1, values[-1]), (6, 0), textcoords="offset points", fontsize=8)
     axis.annotate(
         "batch optimum", (ROUNDS, best), (0, -4), textcoords="offset points", ha="right", va="top", fontsize=8
     )
-    axis.set(xlabel="communication rounds", ylim=(best - 0.1 * best, curves["PVI"][0] * 1.02), xlim=(0, ROUNDS))
+    axis.set(xlabel="communication rounds", ylim=(best - 0.1 * best, curves["PVI"].bound[0] * 1.02), xlim=(0, ROUNDS))
     axis.set_title("Full covariance" if family == "Full" else "Diagonal covariance")
     if family == "Full":
         axis.set_ylabel("bound (smaller is better)")

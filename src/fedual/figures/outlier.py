@@ -2,8 +2,9 @@
 
 Logistic regression in the plane, δ = 0.2. Client 1 holds an outlier group, client 2 does not. ADMM uses the
 textbook ρ = 0.2, which is ρ/δ = 1 in the units of Bayesian-ADMM; the Newton-like variant uses that ρ = 1.
-The paper gives ρ = 0.2 for both. With a converged inner solver that cannot be: from the second round on ρS_g − V_1 is
-indefinite, and client 1's problem is unbounded below (the numbers are in the JSON file).
+The paper gives ρ = 0.2 for both. With a converged inner solver the Newton-like variant is close after two rounds then
+too, but from the third round on ρS_g − V_k is so indefinite that client problems are unbounded below, updates are left
+out, and the server stays where it is (the numbers are in the JSON file).
 """
 
 from typing import NamedTuple
@@ -12,8 +13,7 @@ import torch
 from torch import Tensor
 
 from fedual import methods
-from fedual.admm import Method, State, init, step
-from fedual.errors import FedualError
+from fedual.admm import Method, init, step
 from fedual.families import Full, GaussHermite, Isotropic
 from fedual.figures.common import BLUE, GREY, INK, RED, Drawing, Options, canvas
 from fedual.solvers import VON, Linear, Point
@@ -39,11 +39,12 @@ def points(seed: int) -> list[tuple[Tensor, Tensor]]:
 
 
 class Track(NamedTuple):
-    """The boundaries (w, b)/‖w‖ of the server and of client 1 after each round, and client 1's λ."""
+    """The boundaries (w, b)/‖w‖ of the server and of client 1 by round, client 1's λ, and how many updates were left out."""
 
     server: Tensor
     client: Tensor
     lam: list[Tensor]
+    left_out: int
 
     @property
     def errors(self) -> Tensor:
@@ -62,13 +63,14 @@ def track(method: Method, prior: Tensor, losses: Linear) -> Track:
     family = method.family
     assert isinstance(family, Full | Isotropic)
     boundary = lambda lam: family.mean(lam) / family.mean(lam)[:2].norm()
-    state, server, client, lam = init(method, prior, 2), [], [], []
+    state, server, client, lam, left_out = init(method, prior, 2), [], [], [], 0
     for _ in range(ROUNDS):
-        state, _ = step(method, state, losses)
+        state, info = step(method, state, losses)
+        left_out += int(info.refused.sum())
         server.append(boundary(state.lam_g))
         client.append(boundary(state.lam[0]))
         lam.append(state.lam[0])
-    return Track(torch.stack(server), torch.stack(client), lam)
+    return Track(torch.stack(server), torch.stack(client), lam, left_out)
 
 
 def admm(losses: Linear, rho: float = ADMM_RHO) -> Track:
@@ -93,7 +95,7 @@ def draw(options: Options) -> Drawing:
         "rounds_to_5_percent": {"admm": first.rounds, "newton": second.rounds},
         "server_error_by_round": {"admm": first.errors[:20], "newton": second.errors[:20]},
         "admm_rounds_by_rho": {str(rho): admm(losses, rho).rounds for rho in (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0)},
-        "paper_rho": _paper_rho(losses),
+        "paper_rho": _paper_rho(losses, second.server[-1]),
         "other_data": _other_data(options),
     }
     best = min(numbers["admm_rounds_by_rho"].items(), key=lambda item: item[1])
@@ -103,9 +105,10 @@ def draw(options: Options) -> Drawing:
         "(the paper's picture: 5 and 2).",
         f"With the best of seven ρ ({best[0]}) ADMM needs {best[1]} rounds.",
         f"Over {other['data_sets']} other data sets (medians): ADMM {other['admm_median']}, Newton-like "
-        f"{other['newton_median']} rounds; Newton-like clients had no solution in {other['newton_unbounded']} of them.",
-        f"At the paper's ρ = 0.2 the Newton-like method stops in round {numbers['paper_rho']['stops_in_round']}: "
-        "the client's problem is unbounded below.",
+        f"{other['newton_median']} rounds, with updates left out in {other['newton_with_updates_left_out']} of them.",
+        f"At the paper's ρ = 0.2 the Newton-like server is {numbers['paper_rho']['error_by_round'][1]:.1%} off after two "
+        f"rounds; from round {numbers['paper_rho']['first_round_with_updates_left_out']} on client problems are unbounded "
+        f"below, and it stays {numbers['paper_rho']['error_by_round'][-1]:.1%} off.",
     ]
     with canvas(7.0, 6.4) as figure:
         axes = figure.subplots(2, 2, sharex=True, sharey=True)
@@ -120,36 +123,40 @@ def _prior() -> Tensor:
     return Full().natural(torch.zeros(3, dtype=torch.float64), DELTA)
 
 
-def _paper_rho(losses: Linear) -> dict:
-    """Run the Newton-like method at ρ = 0.2 until a client's problem has no solution."""
-    method = methods.newton_admm(0.2, SOLVER)
-    state: State = init(method, _prior(), 2)
-    for number in range(1, 11):
-        precision, curvature = Full().precision(state.lam_g), -2 * state.eta[:, 1:]
-        smallest = torch.linalg.eigvalsh(0.2 * precision - curvature)[:, 0]
-        try:
-            state, _ = step(method, state, losses)
-        except FedualError as error:
-            return {"stops_in_round": number, "smallest_eigenvalue_of_rho_S_minus_V": smallest, "error": str(error)}
-    return {"stops_in_round": None}
+def _paper_rho(losses: Linear, final: Tensor) -> dict:
+    """Run the Newton-like method at ρ = 0.2: distance from the final boundary, and updates left out, by round."""
+    method, family = methods.newton_admm(0.2, SOLVER), Full()
+    state, errors, left_out, smallest = init(method, _prior(), 2), [], [], []
+    for _ in range(ROUNDS):
+        gap = 0.2 * family.precision(state.lam_g) + 2 * state.eta[:, 1:]
+        smallest.append(float(torch.linalg.eigvalsh(gap).min()))
+        state, info = step(method, state, losses)
+        mean = family.mean(state.lam_g)
+        errors.append(float((mean / mean[:2].norm() - final).norm() / final.norm()))
+        left_out.append(int(info.refused.sum()))
+    return {
+        "error_by_round": errors,
+        "updates_left_out_by_round": left_out,
+        "first_round_with_updates_left_out": next((t + 1 for t, number in enumerate(left_out) if number), None),
+        "smallest_eigenvalue_of_rho_S_minus_V_by_round": smallest,
+    }
 
 
 def _other_data(options: Options) -> dict:
     """Rounds on other draws of the same kind of data."""
-    counts, unbounded, number = [], 0, 100 if options.full else 10
+    counts, left_out, number = [], 0, 100 if options.full else 10
     for seed in range(1, number + 1):
         options.say(f"data set {seed} of {number}")
         losses = Linear.from_clients("binomial", points(seed))
-        try:
-            counts.append((admm(losses).rounds, newton(losses).rounds))
-        except FedualError:
-            unbounded += 1
+        ours = newton(losses)
+        counts.append((admm(losses).rounds, ours.rounds))
+        left_out += bool(ours.left_out)
     middle = torch.tensor(counts, dtype=torch.float64).quantile(0.5, 0).tolist()
     return {
         "data_sets": number,
         "admm_median": middle[0],
         "newton_median": middle[1],
-        "newton_unbounded": unbounded,
+        "newton_with_updates_left_out": left_out,
         "rounds": counts,
     }
 

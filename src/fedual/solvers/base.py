@@ -64,14 +64,11 @@ def moments(
     curvature = curvature or family.curvature
     own = getattr(losses, "moments", None)
     if own is not None:
-        found = own(family, lam, rule, step, curvature)
-    else:
-        theta, weight = family.nodes(lam, rule, step)
-        mean = lambda x: (weight.reshape(*weight.shape, *(1,) * (x.dim() - weight.dim())) * x).sum(0)
-        value, gradient, hessian = derivatives(losses, theta, curvature)
-        found = Moments(mean(value), mean(gradient), None if hessian is None else mean(hessian))
-    require_finite(found.value)
-    return found
+        return own(family, lam, rule, step, curvature)
+    theta, weight = family.nodes(lam, rule, step)
+    mean = lambda x: (weight.reshape(*weight.shape, *(1,) * (x.dim() - weight.dim())) * x).sum(0)
+    value, gradient, hessian = derivatives(losses, theta, curvature)
+    return Moments(mean(value), mean(gradient), None if hessian is None else mean(hessian))
 
 
 def derivatives(losses: Loss, theta: Tensor, curvature: Curvature = "full") -> Moments:
@@ -108,7 +105,6 @@ def natural_gradient(family: Family, losses: Loss, lam: Tensor, rule: Rule, step
     theta, weight = family.nodes(lam, rule, step)
     loss = losses(theta).detach()
     value = (weight * loss).sum(0)
-    require_finite(value)
     with torch.enable_grad():
         mu = family.expectation(lam).detach().requires_grad_()
         log_q = log_prob(family, family.from_expectation(mu), theta)
@@ -139,12 +135,12 @@ def tolerance(tol: float | None, like: Tensor) -> float:
 
 
 def require_finite(value: Tensor) -> None:
-    """Refuse a loss that is not finite, by client."""
+    """Refuse a loss that is not finite where a client starts, by client."""
     bad = (~value.isfinite()).nonzero()[:, 0].tolist()
     if bad:
         raise DomainError(
             f"The loss of {len(bad)} of {len(value)} clients is not finite (first: number {bad[0]} of this round): "
-            "check its data for NaN or infinity, or start closer to the solution."
+            "check its data for NaN or infinity, and the scale of its inputs."
         )
 
 

@@ -6,6 +6,9 @@ whose fixed point is the stationarity condition of Eq. 15. With a deterministic 
 secant of the last step (Barzilai–Borwein; plain β = 1 can oscillate for ever) and is halved where a step would
 leave the domain or not bring the objective down; the stopping rule is ‖λ_target − λ‖ ≤ tol (1 + ‖λ‖). With fresh
 noise the solver takes `max_steps` steps of size β and stops.
+
+Where η_k has taken more curvature away than ρ q_g and the loss have, Eq. 15 is unbounded below and q runs away from
+q_g without end. Such a client gets λ_k = NaN, which `admm.step` leaves out of the round and counts.
 """
 
 from dataclasses import dataclass
@@ -15,12 +18,13 @@ from torch import Tensor
 
 from fedual.admm import Solution, Subproblem
 from fedual.errors import InputError
-from fedual.families import Delta, Family, GaussHermite, Rule, in_domain, inner
+from fedual.families import Delta, Family, GaussHermite, Rule, in_domain, inner, kl
 from fedual.solvers.base import (
     Stateless,
     natural_gradient,
     not_converged,
     objective,
+    require_finite,
     start,
     stationary,
     tolerance,
@@ -36,12 +40,14 @@ class BLR(Stateless):
         beta: The (first) step size, in (0, 1].
         tol: Of the stopping rule; √eps of the dtype if None.
         max_steps: The limit after which `NotConvergedError` is raised (or the number of noisy steps).
+        max_kl: KL(q ‖ q_g) in nats a parameter beyond which a client's problem counts as unbounded.
     """
 
     rule: Rule = GaussHermite(20)
     beta: float = 1.0
     tol: float | None = None
     max_steps: int = 200
+    max_kl: float = 100.0
 
     def __post_init__(self):
         if not 0 < self.beta <= 1:
@@ -58,23 +64,27 @@ class BLR(Stateless):
 
     def _noisy(self, problem: Subproblem) -> Tensor:
         lam = start(problem)
-        beta = lam.new_full((len(lam),), self.beta)
+        beta, lost = lam.new_full((len(lam),), self.beta), torch.zeros(len(lam), dtype=torch.bool, device=lam.device)
         for t in range(self.max_steps):
-            _, gradient = natural_gradient(problem.family, problem.losses, lam, self.rule, t)
+            value, gradient = natural_gradient(problem.family, problem.losses, lam, self.rule, t)
+            if t == 0:
+                require_finite(value)
             moved = self.move(problem.family, lam, stationary(problem, gradient), beta)
-            inside = in_domain(problem.family, moved)
+            inside = in_domain(problem.family, moved) & ~lost
             lam = torch.where(inside[:, None, None], moved, lam)
-        return lam
+            lost = lost | self._ran_away(problem, lam)
+        return _without(lam, lost)
 
     def _converge(self, problem: Subproblem) -> Tensor:
         tol, lam = tolerance(self.tol, problem.lam_g), start(problem)
-        beta = lam.new_full((len(lam),), self.beta)
+        beta, lost = lam.new_full((len(lam),), self.beta), torch.zeros(len(lam), dtype=torch.bool, device=lam.device)
         target, value, residual = self._look(problem, lam)
+        require_finite(value)
         recent = residual[:, None].repeat(1, 5)
         for _ in range(self.max_steps):
-            todo = (residual > tol).nonzero()[:, 0]
+            todo = ((residual > tol) & ~lost).nonzero()[:, 0]
             if not len(todo):
-                return lam
+                return _without(lam, lost)
             part = _select(problem, todo)
             trial = self.move(problem.family, lam[todo], target[todo], beta[todo])
             inside = in_domain(problem.family, trial)
@@ -91,7 +101,12 @@ class BLR(Stateless):
             lam[took], target[took] = trial[good], new_target[good]
             value[took], residual[took] = new_value[good], new_residual[good]
             recent[took] = torch.cat([recent[took, 1:], new_residual[good, None]], -1)
-        raise not_converged(type(self).__name__, "‖λ_target − λ‖/(1 + ‖λ‖)", residual, tol, self.max_steps)
+            lost[todo] = self._ran_away(part, lam[todo])
+        raise not_converged(type(self).__name__, "‖λ_target − λ‖/(1 + ‖λ‖)", residual[~lost], tol, self.max_steps)
+
+    def _ran_away(self, problem: Subproblem, lam: Tensor) -> Tensor:
+        """Clients further than `max_kl` nats a parameter from q_g."""
+        return ~(kl(problem.family, lam, problem.lam_g) <= self.max_kl * lam.shape[-1])
 
     def _look(self, problem: Subproblem, lam: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """λ_target, the objective and the relative residual at λ."""
@@ -99,6 +114,10 @@ class BLR(Stateless):
         target = stationary(problem, gradient)
         residual = (target - lam).flatten(1).norm(dim=1) / (1 + lam.flatten(1).norm(dim=1))
         return target, objective(problem, lam, expected), residual
+
+
+def _without(lam: Tensor, lost: Tensor) -> Tensor:
+    return torch.where(lost[:, None, None], torch.nan, lam)
 
 
 def _select(problem: Subproblem, clients: Tensor) -> Subproblem:
@@ -114,5 +133,6 @@ class AtServer(Stateless):
     def __call__(self, problem: Subproblem) -> Solution:
         """λ_k = λ_g."""
         lam = start(problem)
-        _, gradient = natural_gradient(problem.family, problem.losses, lam, self.rule)
+        value, gradient = natural_gradient(problem.family, problem.losses, lam, self.rule)
+        require_finite(value)
         return Solution(lam, problem.carry, gradient / problem.tau)

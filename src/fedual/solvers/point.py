@@ -15,7 +15,7 @@ from torch import Tensor
 from fedual.admm import Solution, Subproblem
 from fedual.errors import InputError
 from fedual.families import Curvature, Delta, FixedPrecision, Isotropic, Rule
-from fedual.solvers.base import Stateless, moments, not_converged, start, tolerance
+from fedual.solvers.base import Stateless, moments, not_converged, require_finite, start, tolerance
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ class _Objective:
         found = moments(family, self.problem.losses, family.natural(mean), self.rule, curvature=curvature)
         away = mean - family.mean(self.problem.lam_g)
         pull = rho * family.multiply(away)
+        require_finite(found.value)
         value = found.value / tau + (eta * mean).sum(-1) + (away * pull).sum(-1) / 2
         hessian = None
         if found.hessian is not None:
