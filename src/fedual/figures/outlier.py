@@ -39,7 +39,7 @@ def points(seed: int) -> list[tuple[Tensor, Tensor]]:
 
 
 class Track(NamedTuple):
-    """The boundaries (w, b)/‖w‖ of the server and of client 1 by round, client 1's λ, and how many updates were left out."""
+    """Boundaries (w, b)/‖w‖ of server and client 1 by round, client 1's λ, and how many updates were left out."""
 
     server: Tensor
     client: Tensor
@@ -99,16 +99,16 @@ def draw(options: Options) -> Drawing:
         "other_data": _other_data(options),
     }
     best = min(numbers["admm_rounds_by_rho"].items(), key=lambda item: item[1])
-    other = numbers["other_data"]
+    other, paper = numbers["other_data"], numbers["paper_rho"]
     findings = [
         f"Within 5 % of the final boundary: ADMM after {first.rounds} rounds, Newton-like after {second.rounds} "
         "(the paper's picture: 5 and 2).",
         f"With the best of seven ρ ({best[0]}) ADMM needs {best[1]} rounds.",
         f"Over {other['data_sets']} other data sets (medians): ADMM {other['admm_median']}, Newton-like "
         f"{other['newton_median']} rounds, with updates left out in {other['newton_with_updates_left_out']} of them.",
-        f"At the paper's ρ = 0.2 the Newton-like server is {numbers['paper_rho']['error_by_round'][1]:.1%} off after two "
-        f"rounds; from round {numbers['paper_rho']['first_round_with_updates_left_out']} on client problems are unbounded "
-        f"below, and it stays {numbers['paper_rho']['error_by_round'][-1]:.1%} off.",
+        f"At the paper's ρ = 0.2 the Newton-like server is {paper['error_by_round'][1]:.1%} off after two rounds; from "
+        f"round {paper['first_round_with_updates_left_out']} on client problems are unbounded below, and it stays "
+        f"{paper['error_by_round'][-1]:.1%} off.",
     ]
     with canvas(7.0, 6.4) as figure:
         axes = figure.subplots(2, 2, sharex=True, sharey=True)
