@@ -9,7 +9,7 @@ from problems import full_gaussian, logistic, normal, poisson_counts, quadratics
 from fedual import methods
 from fedual.admm import init, step
 from fedual.families import Bernoulli, Diagonal, Full, GaussHermite, Isotropic, MonteCarlo
-from fedual.solvers import BLR, VON, Exact, Point, Stack, moments, natural_gradient
+from fedual.solvers import BLR, VON, Exact, Linear, Point, Stack, moments, natural_gradient
 
 HERMITE = GaussHermite(30)
 PRECISE = VON(rule=HERMITE, tol=1e-11)
@@ -211,6 +211,31 @@ def test_eq39_damped_pvi():
         _, gradient = natural_gradient(family, losses, state.lam, HERMITE)
         torch.testing.assert_close(state.eta, (1 - damping) * old - damping * gradient, rtol=1e-7, atol=1e-7)
         old = state.eta
+
+
+def test_plain_pvi_diverges_on_diagonal_gaussians_and_not_on_full_ones():
+    """Why the paper saw it diverge: K clients with the same correlated inputs, where D⁻¹A has the eigenvalue a (D the
+    diagonal of A), multiply the error of the mean by −(a−1)(1−1/K)/((a−1)/K + 1) a round: −(K−1) as a grows."""
+    dim, num = 20, 3
+    x = normal((50, 1), 1) + 0.3 * normal((50, dim), 2)
+    losses = Linear.from_clients("gaussian", [(x, normal((50,), 3 + k)) for k in range(num)])
+    gram = x.T @ x
+    a = float(torch.linalg.eigvals(gram / gram.diagonal()[:, None]).real.max())
+    growth = (a - 1) * (1 - 1 / num) / ((a - 1) / num + 1)
+    optimum = torch.linalg.solve(num * gram + 0.1 * torch.eye(dim), (losses.x.mT @ losses.y).sum(0))[:, 0]
+
+    def errors(method, family):
+        prior = family.natural(torch.zeros(dim), 0.1)
+        return [float((family.mean(s.lam_g) - optimum).norm()) for s in rounds(method, prior, losses, 20)]
+
+    diagonal, full = BLR(methods.Delta(), tol=1e-6, max_steps=5000), VON(methods.Delta())  # exact on quadratics
+    assert growth > 1.5
+    plain = errors(methods.pvi(Diagonal(), diagonal), Diagonal())
+    assert plain[-1] / plain[-2] == pytest.approx(growth, rel=0.05)
+    assert errors(methods.pvi(Full(), full), Full())[-1] < 1e-5
+    ours = methods.Method(Diagonal(), diagonal, methods.Natural(1.0), methods.Blend(), 1.0)
+    calm = errors(ours, Diagonal())
+    assert calm[-1] < calm[0]
 
 
 def test_ama_keeps_the_server_at_the_sum_of_the_sites_and_is_pvi_at_one():

@@ -12,10 +12,10 @@ from fedual._version import __version__
 
 
 def environment() -> dict[str, str | int | None]:
-    """Versions, hardware and commit."""
+    """Versions, hardware and commit (`$FEDUAL_COMMIT` where the source tree travels without its repository)."""
     return {
         "fedual": __version__,
-        "commit": _commit(),
+        "commit": os.environ.get("FEDUAL_COMMIT") or _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,

@@ -185,16 +185,17 @@ def _findings(runs: dict, optima: dict, noisy: dict) -> list[str]:
 
 
 def _panel(axis, family: str, curves: dict[str, Curve], best: float) -> None:
-    axis.axhline(best, color=INK, ls="--", lw=1)
+    axis.axhline(best, color=INK, ls="--", lw=1, label="batch optimum")
     for what, (values, _) in curves.items():
         colour, marker = LOOKS[what]
         axis.plot(values, color=colour, marker=marker, ms=3, lw=1.5, label=what)
         if len(values) <= ROUNDS:
-            axis.annotate("not solved", (len(values) - 1, values[-1]), (6, 0), textcoords="offset points", fontsize=8)
-    axis.annotate(
-        "batch optimum", (ROUNDS, best), (0, -4), textcoords="offset points", ha="right", va="top", fontsize=8
-    )
-    axis.set(xlabel="communication rounds", ylim=(best - 0.1 * best, curves["PVI"].bound[0] * 1.02), xlim=(0, ROUNDS))
+            axis.annotate("not solved", (len(values) - 1, values[-1]), (6, -3), textcoords="offset points", fontsize=8)
+    start = curves["PVI"].bound[0]
+    axis.set(xlabel="communication rounds", xlim=(-0.5, ROUNDS + 0.5), yscale="log", ylim=(0.92 * best, 1.05 * start))
+    ticks = [float(f"{best * (start / best) ** (i / 4):.2g}") for i in range(5)]
+    axis.set_yticks(ticks, [f"{tick:.0f}" for tick in ticks])
+    axis.minorticks_off()
     axis.set_title("Full covariance" if family == "Full" else "Diagonal covariance")
     if family == "Full":
         axis.set_ylabel("bound (smaller is better)")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedual.admm import Carry, Subproblem
 from fedual.errors import DomainError, NotConvergedError
-from fedual.families import Curvature, Family, Gaussian, Rule, inner, kl, log_prob
+from fedual.families import Curvature, Delta, Family, Gaussian, Rule, inner, kl, log_prob
 
 
 class Loss(Protocol):
@@ -94,14 +94,17 @@ def natural_gradient(family: Family, losses: Loss, lam: Tensor, rule: Rule, step
 
     Gaussians: from E_q[∇ℓ] and E_q[∇²ℓ] (Bonnet, Price). Every other family: the score form
     ∇_μ Σ_n w_n ℓ(θ_n) q_λ(μ)(θ_n)/q(θ_n), differentiated through λ(μ), with E_q[ℓ] taken off as a baseline.
+    With the delta method the value is ℓ(m) + ½ tr(∇²ℓ(m) S⁻¹), of which this is the gradient in the precision.
     A loss with its own `natural_gradient` is asked first.
     """
     own = getattr(losses, "natural_gradient", None)
     if own is not None:
         return own(family, lam)
     if isinstance(family, Gaussian):
-        found = moments(family, losses, lam, rule, step)
-        return found.value, family.natural_gradient(lam, found.gradient, found.hessian)
+        value, gradient, hessian = moments(family, losses, lam, rule, step)
+        if isinstance(rule, Delta) and hessian is not None:
+            value = value + _half_trace(family, hessian, lam)
+        return value, family.natural_gradient(lam, gradient, hessian)
     theta, weight = family.nodes(lam, rule, step)
     loss = losses(theta).detach()
     value = (weight * loss).sum(0)
@@ -110,6 +113,14 @@ def natural_gradient(family: Family, losses: Loss, lam: Tensor, rule: Rule, step
         log_q = log_prob(family, family.from_expectation(mu), theta)
         (gradient,) = torch.autograd.grad((weight * (loss - value) * log_q).sum(), mu)
     return value, gradient
+
+
+def _half_trace(family: Gaussian, hessian: Tensor, lam: Tensor) -> Tensor:
+    """½ tr(H S⁻¹), `(K,)`."""
+    precision = family.precision(lam)
+    if precision.dim() == hessian.dim() == 3:
+        return torch.linalg.solve(precision, hessian).diagonal(dim1=-2, dim2=-1).sum(-1) / 2
+    return (hessian / precision).sum(-1) / 2
 
 
 def objective(problem: Subproblem, lam: Tensor, expected_loss: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ class BLR(Stateless):
             good = inside & ((change < 0) | level & (new_residual < recent[todo].amax(-1)))
             moved, turned = trial - lam[todo], (target[todo] - lam[todo]) - (new_target - trial)
             secant = inner(moved, moved) / inner(moved, turned)
-            secant = torch.where(secant > 0, secant, self.beta).clamp(0.05, self.beta)
+            secant = torch.where(secant > 0, secant, self.beta).clamp(0.01, 10.0)
             beta[todo] = torch.where(good, secant, beta[todo] / 2)
             took = todo[good]
             lam[took], target[took] = trial[good], new_target[good]
