@@ -29,9 +29,7 @@ class OneByOne:
         """Solve Eq. 15, client by client."""
         parts = []
         for k in range(len(problem.eta)):
-            alone = slice(k, k + 1)
-            changes = {"losses": problem.losses[alone], "eta": problem.eta[alone], "lam": problem.lam[alone]}
-            parts.append(self.solver(problem._replace(**changes)).lam)
+            parts.append(self.solver(problem.select(slice(k, k + 1))).lam)
         return Solution(torch.cat(parts), problem.carry)
 
 

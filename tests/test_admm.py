@@ -167,10 +167,11 @@ def test_nobody_active_leaves_the_server_alone():
     problem = poisson_counts(num_clients=3, dim=2)
     method = bayesian_admm(problem.family, 1.0)
     before = run(method, problem, 1)
-    after, info = step(method, before, problem.losses, torch.zeros(3, dtype=torch.bool))
-    assert torch.equal(after.lam_g, before.lam_g)
-    assert not info.counted.any()
-    assert after.round == before.round + 1
+    for nobody in (torch.zeros(3, dtype=torch.bool), torch.tensor([])):
+        after, info = step(method, before, problem.losses, nobody)
+        assert torch.equal(after.lam_g, before.lam_g)
+        assert not info.counted.any()
+        assert after.round == before.round + 1
 
 
 def test_one_vector_up_is_enough():
@@ -226,6 +227,16 @@ class TestOutOfDomain:
         alone = Conjugate(problem.family, c[[0, 3]])
         same, _ = step(method, init(method, problem.prior, 2), alone)
         torch.testing.assert_close(after.lam_g, same.lam_g)
+
+    @pytest.mark.parametrize("dual", [Natural(0.25), Expectation(0.25)], ids=str)
+    def test_no_dual_step_is_tried_for_a_client_without_a_solution(self, dual):
+        problem = full_gaussian(num_clients=3, dim=3)
+        c = problem.losses.c.clone()
+        c[1] = torch.nan
+        method = Method(problem.family, Exact(), dual, Blend(), 0.25)
+        after, info = step(method, init(method, problem.prior, 3), Conjugate(problem.family, c))
+        assert info.refused.tolist() == [False, True, False]
+        assert (after.eta[1] == 0).all()
 
     def test_a_server_step_out_of_the_domain_is_shortened(self):
         problem = full_gaussian(num_clients=2, dim=3)
@@ -297,6 +308,11 @@ class TestBadInput:
     def test_wrong_number_of_losses(self):
         with pytest.raises(InputError, match="3 losses for 2 clients"):
             step(self.method, init(self.method, self.problem.prior, 2), self.problem.losses)
+
+    def test_losses_of_another_size(self):
+        state = init(self.method, Full().natural(torch.zeros(5), 1.0), 3)
+        with pytest.raises(InputError, match="The losses have 2 parameters, the prior 5"):
+            step(self.method, state, self.problem.losses)
 
     @pytest.mark.parametrize(
         "active", [torch.tensor([0, 0]), torch.tensor([3]), torch.tensor([-1]), torch.ones(2, dtype=torch.bool)]

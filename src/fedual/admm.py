@@ -43,6 +43,11 @@ class Subproblem(NamedTuple):
     tau: float
     carry: Carry
 
+    def select(self, clients: Any) -> "Subproblem":
+        """The problems of some of the clients (indices, a mask or a slice)."""
+        rows = {"losses": self.losses[clients], "eta": self.eta[clients], "lam": self.lam[clients]}
+        return self._replace(**rows, carry=_rows(self.carry, clients))
+
 
 class Solution(NamedTuple):
     """λ_k of every client; `gradient` is ∇_μ E[ℓ_k]/τ where the solver knows it and the dual asks for it."""
@@ -50,6 +55,11 @@ class Solution(NamedTuple):
     lam: Tensor
     carry: Carry
     gradient: Tensor | None = None
+
+    def select(self, clients: Any) -> "Solution":
+        """The solutions of some of the clients."""
+        gradient = None if self.gradient is None else self.gradient[clients]
+        return Solution(self.lam[clients], _rows(self.carry, clients), gradient)
 
 
 class Solver(Protocol):
@@ -140,7 +150,8 @@ def init(method: Method, prior: Tensor, num_clients: int) -> State:
 
 def step(method: Method, state: State, losses: Losses, active: Tensor | None = None) -> tuple[State, Info]:
     """One round with the clients in `active` (indices or a mask; all of them if None)."""
-    clients = _clients(active, len(state.lam), len(losses)).to(state.lam.device)
+    _check_losses(losses, state)
+    clients = _clients(active, len(state.lam)).to(state.lam.device)
     moved, counted = client_step(method, state, losses, clients)
     after, shortened = server_step(method, moved, counted)
     took_part = torch.zeros(len(state.lam), dtype=torch.bool, device=state.lam.device)
@@ -161,22 +172,20 @@ def client_step(method: Method, state: State, losses: Losses, clients: Tensor) -
     An update that leaves the domain is left out: that client keeps its λ_k, η_k and carry.
     Returns the state, and which of all K clients count.
     """
-    problem = Subproblem(
-        method.family,
-        losses[clients],
-        state.eta[clients],
-        state.lam_g,
-        state.lam[clients],
-        method.rho,
-        method.tau,
-        {name: value[clients] for name, value in state.solver.items()},
-    )
-    solution = method.solver(problem)
-    eta = method.dual(problem, solution)
-
-    ok = in_domain(method.family, solution.lam) & eta.isfinite().all(-1).all(-1)
-    kept = clients[ok]
     counted = torch.zeros(len(state.lam), dtype=torch.bool, device=state.lam.device)
+    if not len(clients):
+        return state, counted
+    problem = Subproblem(
+        method.family, losses, state.eta, state.lam_g, state.lam, method.rho, method.tau, state.solver
+    ).select(clients)
+    solution = method.solver(problem)
+
+    ok = in_domain(method.family, solution.lam)
+    eta = torch.full_like(problem.eta, torch.nan)
+    eta[ok] = method.dual(problem.select(ok), solution.select(ok))
+    ok = ok & eta.isfinite().all(-1).all(-1)
+
+    kept = clients[ok]
     counted[kept] = True
     put = lambda old, new: old.index_copy(0, kept, new[ok])
     moved = state._replace(
@@ -221,12 +230,26 @@ def readmit(state: State, lost: Tensor) -> State:
     return state._replace(eta=eta, eta_sum=eta.sum(0), lam=lam)
 
 
-def _clients(active: Tensor | None, num_clients: int, num_losses: int) -> Tensor:
+def _rows(carry: Carry, clients: Any) -> Carry:
+    return {name: value[clients] for name, value in carry.items()}
+
+
+def _check_losses(losses: Losses, state: State) -> None:
+    num_clients, dim = len(state.lam), state.lam.shape[-1]
+    if len(losses) != num_clients:
+        raise InputError(f"{len(losses)} losses for {num_clients} clients: give one loss to each client.")
+    if getattr(losses, "dim", dim) != dim:
+        raise InputError(
+            f"The losses have {getattr(losses, 'dim', dim)} parameters, the prior {dim}: make them the same."
+        )
+
+
+def _clients(active: Tensor | None, num_clients: int) -> Tensor:
     """The indices of the clients that take part, each once."""
-    if num_losses != num_clients:
-        raise InputError(f"{num_losses} losses for {num_clients} clients: give one loss to each client.")
     if active is None:
         return torch.arange(num_clients)
+    if not active.numel():
+        return torch.arange(0)
     if active.dtype == torch.bool:
         if active.shape != (num_clients,):
             raise InputError(f"active is a mask of shape {tuple(active.shape)} for {num_clients} clients.")

@@ -2,8 +2,8 @@ import pytest
 import torch
 from laws import Laws, normal, rng
 from torch.distributions import Bernoulli as TorchBernoulli
+from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
 from torch.distributions import Gamma as TorchGamma
-from torch.distributions import Independent, MultivariateNormal, Normal
 
 from fedual.errors import DomainError, InputError
 from fedual.families import (
@@ -36,7 +36,7 @@ class TestIsotropic(Laws):
         lam[1, 0, :2] = torch.inf
         return lam, 2
 
-    def distribution(self, lam):
+    def distribution(self, lam) -> Distribution:
         return Independent(Normal(self.family.mean(lam), 2.5**-0.5), 1)
 
     def test_eq21_fixed_gaussian(self):
@@ -63,7 +63,7 @@ class TestIsotropic(Laws):
 class TestFixedDiagonal(TestIsotropic):
     family = FixedPrecision(torch.tensor([0.5, 2.0, 3.0], dtype=torch.float64))
 
-    def distribution(self, lam):
+    def distribution(self, lam) -> Distribution:
         return Independent(Normal(self.family.mean(lam), self.family.matrix**-0.5), 1)
 
     def test_another_prior_is_refused(self):
@@ -71,15 +71,8 @@ class TestFixedDiagonal(TestIsotropic):
             self.family.natural(torch.zeros(3), 1.0)
 
 
-class TestFixedFull(Laws):
+class TestFixedFull(TestFixedDiagonal):
     family = FixedPrecision(torch.tensor([[2.0, 0.5, 0.1], [0.5, 1.0, 0.0], [0.1, 0.0, 3.0]], dtype=torch.float64))
-
-    def params(self, batch, seed):
-        return self.family.natural(normal((*batch, self.dim), seed))
-
-    def outside(self, lam):
-        lam[1, 0, :2] = torch.inf
-        return lam, 2
 
     def distribution(self, lam):
         return MultivariateNormal(self.family.mean(lam), precision_matrix=self.family.matrix)

@@ -2,7 +2,8 @@
 
 from fedual.families.base import Family, check, entropy, in_domain, inner, kl, log_prob
 from fedual.families.discrete import Bernoulli
-from fedual.families.gaussian import Curvature, Diagonal, FixedPrecision, Full, Gaussian, Isotropic
+from fedual.families.fixed import FixedPrecision, Isotropic
+from fedual.families.gaussian import Curvature, Diagonal, Full, Gaussian
 from fedual.families.positive import Gamma
 from fedual.families.quadrature import Delta, GaussHermite, MonteCarlo, Rule
 

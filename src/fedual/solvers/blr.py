@@ -85,7 +85,7 @@ class BLR(Stateless):
             todo = ((residual > tol) & ~lost).nonzero()[:, 0]
             if not len(todo):
                 return _without(lam, lost)
-            part = _select(problem, todo)
+            part = problem.select(todo)
             trial = self.move(problem.family, lam[todo], target[todo], beta[todo])
             inside = in_domain(problem.family, trial)
             trial = torch.where(inside[:, None, None], trial, lam[todo])
@@ -118,10 +118,6 @@ class BLR(Stateless):
 
 def _without(lam: Tensor, lost: Tensor) -> Tensor:
     return torch.where(lost[:, None, None], torch.nan, lam)
-
-
-def _select(problem: Subproblem, clients: Tensor) -> Subproblem:
-    return problem._replace(losses=problem.losses[clients], eta=problem.eta[clients], lam=problem.lam[clients])
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,11 @@ class Conjugate:
         if self.c.dim() != 3 or self.c.shape[-2] != rows:
             raise InputError(f"c has shape {tuple(self.c.shape)}, but {self.family} needs (K, {rows}, P).")
 
+    @property
+    def dim(self) -> int:
+        """P."""
+        return self.c.shape[-1]
+
     def __len__(self) -> int:
         return len(self.c)
 

@@ -133,9 +133,7 @@ class _Objective:
 
     def select(self, client: int) -> "_Objective":
         """The problem of one client, still with a client axis."""
-        picked = slice(client, client + 1)
-        alone = self.problem._replace(losses=self.problem.losses[picked], eta=self.problem.eta[picked])
-        return replace(self, problem=alone)
+        return replace(self, problem=self.problem.select(slice(client, client + 1)))
 
     def look(self, mean: Tensor, curvature: Curvature) -> tuple[Tensor, Tensor, Tensor | None]:
         """F, ∇F and ∇²F at m `(K, P)`."""
