@@ -199,4 +199,5 @@ def _panel(axis, family: str, curves: dict[str, Curve], best: float) -> None:
     axis.set_title("Full covariance" if family == "Full" else "Diagonal covariance")
     if family == "Full":
         axis.set_ylabel("bound (smaller is better)")
-        axis.legend()
+    else:
+        axis.legend(loc="upper right")

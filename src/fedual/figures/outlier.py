@@ -110,7 +110,7 @@ def draw(options: Options) -> Drawing:
         f"round {paper['first_round_with_updates_left_out']} on client problems are unbounded below, and it stays "
         f"{paper['error_by_round'][-1]:.1%} off.",
     ]
-    with canvas(7.0, 6.4) as figure:
+    with canvas(6.2, 6.4) as figure:
         axes = figure.subplots(2, 2, sharex=True, sharey=True)
         for row, (name, run) in enumerate(runs.items()):
             server, client = axes[row]
@@ -185,8 +185,8 @@ def _client_panel(axis, run: Track, client: tuple[Tensor, Tensor], samples: bool
 
 
 def _shown(run: Track) -> list[tuple[int, float]]:
-    """The rounds to draw, about tripling, and how strongly."""
-    rounds = sorted({t for t in (1, 3, 8) if t < run.rounds} | {run.rounds})
+    """The first round, one in between and the last, and how strongly to draw them."""
+    rounds = sorted({1, round(run.rounds**0.5), run.rounds})
     return [(t, 0.3 + 0.7 * (i + 1) / len(rounds)) for i, t in enumerate(rounds)]
 
 
