@@ -18,7 +18,7 @@ lint: .venv/.dev
 	$(BIN)/pyright
 
 docs: .venv/.dev  ## the documentation site, in site/
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: .venv/.dev  ## speed, as ratios in one run
 	$(BIN)/python -m bench

@@ -24,7 +24,7 @@ def test_python_blocks_run(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_local_links_and_pictures_exist(page):
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+    for target in re.findall(r"(?:\]\(|src=\")([^)#\"]+?)(?:#[^)]*)?[)\"]", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} points to {target}"
 
