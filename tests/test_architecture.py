@@ -63,6 +63,11 @@ def test_core_imports_with_torch_and_numpy_alone():
     assert not {"sklearn", "matplotlib", "typer", "rich", "pydantic", "PIL", "scipy", "flwr"} & set(loaded)
 
 
+def test_parts_load_on_first_use_and_importing_fedual_does_not_load_torch():
+    code = "import sys, fedual; assert 'torch' not in sys.modules; fedual.methods.admm(); print(fedual.families.Full())"
+    assert "Full" in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
 def test_every_cited_equation_has_a_test():
     """`Eq. 15`, `Eq. 46–53` in a docstring of the library ask for tests with eq15 (… eq46, eq53) in their names."""
     cited = set()

@@ -92,6 +92,13 @@ def test_unknown_figure():
         figures.draw("venn", None)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("device", ["tpu", "cuda"])
+def test_device_that_is_not_there(device, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="choose cpu"):
+        figures.draw("ridge", tmp_path, Options(device=device))
+
+
 def test_every_figure_has_a_module():
     for name in figures.FIGURES:
         assert callable(__import__(f"fedual.figures.{name}", fromlist=["draw"]).draw)

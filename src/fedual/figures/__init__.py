@@ -4,6 +4,8 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+import torch
+
 from fedual.errors import InputError
 from fedual.figures.common import Drawing, Options, save
 
@@ -20,6 +22,8 @@ def draw(name: str, out: Path, options: Options | None = None) -> tuple[Drawing,
     """Compute and write a figure; returns it and the paths written."""
     if name not in FIGURES:
         raise InputError(f"There is no figure {name!r}: choose one of {', '.join(FIGURES)}.")
-    began = time.perf_counter()
-    drawing = import_module(f"fedual.figures.{name}").draw(options or Options())
+    options, began = options or Options(), time.perf_counter()
+    if options.device != "cpu" and not (options.device == "cuda" and torch.cuda.is_available()):
+        raise InputError(f"device = {options.device!r}: choose cpu, or cuda where torch finds a GPU.")
+    drawing = import_module(f"fedual.figures.{name}").draw(options)
     return drawing, save(drawing, name, out, time.perf_counter() - began)
