@@ -311,7 +311,12 @@ class TestBadInput:
 
     def test_losses_of_another_size(self):
         state = init(self.method, Full().natural(torch.zeros(5), 1.0), 3)
-        with pytest.raises(InputError, match="The losses have 2 parameters, the prior 5"):
+        with pytest.raises(InputError, match="The losses have dim 2, the prior 5"):
+            step(self.method, state, self.problem.losses)
+
+    def test_losses_of_another_type(self):
+        state = init(self.method, self.problem.prior.float(), 3)
+        with pytest.raises(InputError, match=r"dtype torch.float64, the prior torch.float32"):
             step(self.method, state, self.problem.losses)
 
     @pytest.mark.parametrize(

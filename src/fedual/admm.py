@@ -24,7 +24,10 @@ Carry = dict[str, Tensor]
 
 
 class Losses(Protocol):
-    """ℓ_1, …, ℓ_K, each a *sum* over the client's examples: what a solver makes of them is its own affair."""
+    """ℓ_1, …, ℓ_K, each a *sum* over the client's examples: what a solver makes of them is its own affair.
+
+    Where they have a `dim` or a `dtype`, it is compared with the prior's.
+    """
 
     def __len__(self) -> int: ...
 
@@ -238,10 +241,9 @@ def _check_losses(losses: Losses, state: State) -> None:
     num_clients, dim = len(state.lam), state.lam.shape[-1]
     if len(losses) != num_clients:
         raise InputError(f"{len(losses)} losses for {num_clients} clients: give one loss to each client.")
-    if getattr(losses, "dim", dim) != dim:
-        raise InputError(
-            f"The losses have {getattr(losses, 'dim', dim)} parameters, the prior {dim}: make them the same."
-        )
+    for what, own in (("dim", dim), ("dtype", state.lam.dtype)):
+        if getattr(losses, what, own) != own:
+            raise InputError(f"The losses have {what} {getattr(losses, what)}, the prior {own}: make them the same.")
 
 
 def _clients(active: Tensor | None, num_clients: int) -> Tensor:

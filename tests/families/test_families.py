@@ -156,6 +156,10 @@ class TestFull(Laws):
         mean, diagonal = normal((3,), 0), torch.tensor([1.0, 2.0, 3.0])
         assert torch.equal(self.family.natural(mean, diagonal), self.family.natural(mean, torch.diag(diagonal)))
         assert torch.equal(self.family.natural(mean, 2.0), self.family.natural(mean, 2 * torch.eye(3)))
+        batch = self.family.natural(normal((3, 3), 1), diagonal)
+        assert torch.equal(self.family.precision(batch), torch.diag(diagonal).expand(3, 3, 3))
+        with pytest.raises(InputError, match=r"shape \(2, 3\)"):
+            self.family.natural(normal((2, 3), 1), torch.ones(2, 3))
 
 
 class TestBernoulli(Laws):

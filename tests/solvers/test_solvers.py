@@ -217,6 +217,19 @@ class TestRefusals:
         with pytest.raises(InputError, match="at least one example"):
             Linear.from_clients("binomial", clients)
 
+    @pytest.mark.parametrize(
+        ("x", "complaint"),
+        [
+            (torch.ones(3, 2, dtype=torch.int64), "int64"),
+            (torch.ones(3, 4), r"\(3, 4\)"),
+            (torch.full((3, 2), torch.nan), "NaN"),
+        ],
+    )
+    def test_linear_names_the_client_whose_inputs_are_wrong(self, x, complaint):
+        good = (torch.ones(3, 2), torch.ones(3))
+        with pytest.raises(InputError, match=f"Client 1.*{complaint}"):
+            Linear.from_clients("binomial", [good, (x, torch.ones(3))])
+
     def test_unknown_names(self):
         with pytest.raises(InputError, match="choose newton"):
             Point("adam")  # pyright: ignore[reportArgumentType]

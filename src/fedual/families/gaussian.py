@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedual.errors import DomainError
+from fedual.errors import DomainError, InputError
 from fedual.families.base import Family
 from fedual.families.quadrature import Rule
 
@@ -149,10 +149,13 @@ class Full(Gaussian):
         return torch.cat([theta.unsqueeze(-2), theta.unsqueeze(-1) * theta.unsqueeze(-2)], -2)
 
     def natural(self, mean: Tensor, precision: Tensor | float | None = None) -> Tensor:
-        """λ = (Sm, −½S); S = I unless given: a number, a diagonal `(..., P)` or a matrix `(..., P, P)`."""
+        """λ = (Sm, −½S); S = I unless given: a number, a diagonal `(P,)` or a matrix `(..., P, P)`."""
         matrix, dim = _as_tensor(precision, mean), mean.shape[-1]
+        if matrix.dim() == 0 or matrix.shape == (dim,):
+            matrix = torch.diag(matrix.expand(dim))
         if matrix.shape[-2:] != (dim, dim):
-            matrix = torch.diag_embed(matrix.expand(mean.shape))
+            shape = tuple(matrix.shape)
+            raise InputError(f"precision has shape {shape}: give a number, ({dim},) or (..., {dim}, {dim}).")
         shift = (matrix @ mean.unsqueeze(-1)).mT
         return torch.cat([shift, -matrix.expand(*shift.shape[:-2], dim, dim) / 2], -2)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedual.admm import Solution, Subproblem
@@ -27,6 +28,11 @@ class Conjugate:
     def dim(self) -> int:
         """P."""
         return self.c.shape[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that λ must have."""
+        return self.c.dtype
 
     def __len__(self) -> int:
         return len(self.c)

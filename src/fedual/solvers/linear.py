@@ -47,6 +47,12 @@ class Linear:
             raise InputError(f"kind = {kind!r}: choose gaussian, binomial, poisson or softmax.")
         if not clients or any(len(x) == 0 or len(x) != len(y) for x, y in clients):
             raise InputError("Every client needs at least one example, and as many targets as inputs.")
+        for k, (x, y) in enumerate(clients):
+            if not x.is_floating_point() or x.dim() != 2 or x.shape[1] != clients[0][0].shape[1]:
+                shape = tuple(x.shape)
+                raise InputError(f"Client {k}'s inputs are {x.dtype} {shape}: give floats (N, D), the same D for all.")
+            if not (x.isfinite().all() and y.isfinite().all()):
+                raise InputError(f"Client {k} has NaN or infinity in its inputs or targets: clean its data first.")
         size, targets = (
             max(len(x) for x, _ in clients),
             [y if y.dim() == 2 else y[:, None] for _, y in clients],
@@ -61,6 +67,11 @@ class Linear:
     def dim(self) -> int:
         """P = D·C."""
         return self.x.shape[-1] * self.y.shape[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that λ must have."""
+        return self.x.dtype
 
     def __len__(self) -> int:
         return len(self.x)
