@@ -53,10 +53,8 @@ class Linear:
                 raise InputError(f"Client {k}'s inputs are {x.dtype} {shape}: give floats (N, D), the same D for all.")
             if not (x.isfinite().all() and y.isfinite().all()):
                 raise InputError(f"Client {k} has NaN or infinity in its inputs or targets: clean its data first.")
-        size, targets = (
-            max(len(x) for x, _ in clients),
-            [y if y.dim() == 2 else y[:, None] for _, y in clients],
-        )
+        size = max(len(x) for x, _ in clients)
+        targets = [y if y.dim() == 2 else y[:, None] for _, y in clients]
         pad = lambda a, size: F.pad(a, (0, 0, 0, size - len(a)))
         x = torch.stack([pad(x, size) for x, _ in clients])
         y = torch.stack([pad(y.to(x), size) for y in targets])
