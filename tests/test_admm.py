@@ -187,6 +187,59 @@ def test_one_vector_up_is_enough():
     torch.testing.assert_close(state.eta_sum, total)
 
 
+class Counting(Exact):
+    """Exact, and carries how often each client was solved."""
+
+    def init(self, family, prior, num_clients):
+        return {"solved": torch.zeros(num_clients)}
+
+    def __call__(self, problem):
+        return super().__call__(problem)._replace(carry={"solved": problem.carry["solved"] + 1})
+
+
+def test_what_a_solver_carries_follows_its_client():
+    problem = full_gaussian(num_clients=4, dim=3)
+    c = problem.losses.c.clone()
+    method = Method(problem.family, Counting(), Natural(0.5), Blend(), 0.5)
+    state = init(method, problem.prior, 4)
+    state, _ = step(method, state, problem.losses, torch.tensor([3, 1]))
+    state, _ = step(method, state, problem.losses, torch.tensor([1, 2]))
+    assert state.solver["solved"].tolist() == [0, 2, 1, 1]
+    c[1] = torch.nan
+    state, info = step(method, state, Conjugate(problem.family, c), torch.tensor([0, 1]))
+    assert state.solver["solved"].tolist() == [1, 2, 1, 1]
+    assert info.refused.tolist() == [False, True, False, False]
+    assert info.counted.tolist() == [True, False, False, False]
+    state = readmit(method, state, torch.tensor([1]))
+    assert state.solver["solved"].tolist() == [1, 0, 1, 1]
+    assert torch.equal(state.lam[1], state.lam_g)
+
+
+def test_a_dual_that_is_not_finite_is_refused():
+    problem = full_gaussian(num_clients=3, dim=3)
+
+    def broken(problem, solution):
+        eta = solution.lam - problem.lam_g
+        eta[0] = torch.inf
+        return eta
+
+    method = Method(problem.family, Exact(), broken, Blend(), 0.5)
+    after, info = step(method, init(method, problem.prior, 3), problem.losses)
+    assert info.refused.tolist() == [True, False, False]
+    assert after.eta_sum.isfinite().all()
+
+
+def test_info_measures_the_residuals():
+    problem = full_gaussian(num_clients=4, dim=3)
+    method = bayesian_admm(problem.family, 0.5)
+    before = run(method, problem, 2)
+    after, info = step(method, before, problem.losses, torch.tensor([0, 2]))
+    gaps = torch.stack([(after.lam[k] - before.lam_g).norm() for k in (0, 2)])
+    assert info.primal == pytest.approx(float(gaps.square().mean().sqrt()))
+    assert info.dual == pytest.approx(float((after.lam_g - before.lam_g).norm()))
+    assert info.primal != pytest.approx(info.dual)
+
+
 class TestLostClient:
     """A client that lost its η_k comes back."""
 
@@ -204,7 +257,7 @@ class TestLostClient:
         return run(bayesian_admm(self.problem.family, 0.5), self.problem, 5)
 
     def test_readmit_reaches_the_pooled_posterior(self):
-        assert self.finish(readmit(self.lost(), torch.tensor([1]))) < 1e-10
+        assert self.finish(readmit(bayesian_admm(self.problem.family, 0.5), self.lost(), torch.tensor([1]))) < 1e-10
 
     def test_restarting_at_zero_without_telling_the_server_does_not(self):
         state = self.lost()
@@ -238,13 +291,14 @@ class TestOutOfDomain:
         assert info.refused.tolist() == [False, True, False]
         assert (after.eta[1] == 0).all()
 
-    def test_a_server_step_out_of_the_domain_is_shortened(self):
+    @pytest.mark.parametrize(("factor", "least"), [(1.01, 0.5), (1000.0, 1 / 64)])
+    def test_a_server_step_out_of_the_domain_is_shortened(self, factor, least):
         problem = full_gaussian(num_clients=2, dim=3)
         method = methods.pvi(problem.family, Exact())
         state = run(method, problem, 1)
-        bad = state._replace(eta_sum=-1.01 * state.eta_sum)
+        bad = state._replace(eta_sum=-factor * state.eta_sum)
         after, shortened = server_step(method, bad, torch.ones(2, dtype=torch.bool))
-        assert 0 < shortened < 1
+        assert 0 < shortened <= least
         admm.check(problem.family, after.lam_g)
         torch.testing.assert_close(after.lam_g, torch.lerp(bad.lam_g, bad.prior + bad.eta_sum, shortened))
 
@@ -264,7 +318,7 @@ class TestBadInput:
 
     method = bayesian_admm(Full(), 1.0)
 
-    @pytest.mark.parametrize("rho", [-1.0, 0.0, float("nan"), float("inf")])
+    @pytest.mark.parametrize("rho", [-1.0, 0.0, float("nan"), float("inf"), "1", None])
     def test_rho(self, rho):
         for make in (
             lambda: methods.admm(rho),
@@ -319,8 +373,22 @@ class TestBadInput:
         with pytest.raises(InputError, match=r"dtype torch.float64, the prior torch.float32"):
             step(self.method, state, self.problem.losses)
 
+    def test_active_may_be_a_list_or_of_any_integer_type(self):
+        state = init(self.method, self.problem.prior, 3)
+        wanted, _ = step(self.method, state, self.problem.losses, torch.tensor([0, 2]))
+        for active in ([0, 2], torch.tensor([2, 0], dtype=torch.int32), [True, False, True]):
+            found, _ = step(self.method, state, self.problem.losses, active)  # pyright: ignore[reportArgumentType]
+            assert torch.equal(found.lam_g, wanted.lam_g)
+
     @pytest.mark.parametrize(
-        "active", [torch.tensor([0, 0]), torch.tensor([3]), torch.tensor([-1]), torch.ones(2, dtype=torch.bool)]
+        "active",
+        [
+            torch.tensor([0.0]),
+            torch.tensor([0, 0]),
+            torch.tensor([3]),
+            torch.tensor([-1]),
+            torch.ones(2, dtype=torch.bool),
+        ],
     )
     def test_active(self, active):
         with pytest.raises(InputError, match="active"):

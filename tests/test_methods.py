@@ -309,6 +309,39 @@ def test_temperature_scales_the_losses():
     torch.testing.assert_close(cold.lam_g, same.lam_g, rtol=1e-3, atol=1e-3)
 
 
+def test_every_method_passes_its_temperature_on():
+    family, solver = Full(), Exact()
+    for method in (
+        methods.admm(tau=0.3),
+        methods.preconditioned_admm(torch.ones(2), tau=0.3),
+        methods.newton_admm(tau=0.3),
+        methods.pvi(family, solver, tau=0.3),
+        methods.ama(family, solver, tau=0.3),
+        methods.bregman_admm(family, solver, tau=0.3),
+        methods.blr(family, tau=0.3),
+    ):
+        assert method.tau == 0.3
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.2])
+def test_first_round_of_each_method_on_conjugate_losses(tau):
+    """λ_k = λ_0 + c_k/(ρτ), and the duals that follow from it, written out."""
+    problem = poisson_counts(num_clients=3, dim=2)
+    family, c, prior = problem.family, problem.losses.c, problem.prior
+
+    def once(method):
+        return step(method, init(method, prior, 3), problem.losses)[0]
+
+    ama = once(methods.ama(family, Exact(), rho=0.4, tau=tau))
+    torch.testing.assert_close(ama.lam, prior + c / (0.4 * tau))
+    torch.testing.assert_close(ama.eta, c / tau)
+    bregman = once(methods.bregman_admm(family, Exact(), rho=0.4, gamma=0.1, tau=tau))
+    moved = family.expectation(prior + c / (0.4 * tau)) - family.expectation(prior)
+    torch.testing.assert_close(bregman.eta, 0.1 * moved)
+    rule = once(methods.blr(family, 0.5, tau=tau))
+    torch.testing.assert_close(rule.lam_g, prior + 0.5 * c.sum(0) / tau)
+
+
 def test_every_method_is_registered_under_its_name():
     assert {name.replace("-", "_") for name in methods.METHODS} == {f.__name__ for f in methods.METHODS.values()}
     assert all(f.__doc__ and "quivalence" in f.__doc__ for f in methods.METHODS.values())

@@ -9,14 +9,13 @@ A `Method` says how each line is done: a family, a solver for the client's probl
 the mean is over them, and Σ_k η_k over all clients is kept as a running sum.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fedual.errors import InputError
+from fedual.errors import InputError, require_positive
 from fedual.families import Family, check, in_domain
 
 Carry = dict[str, Tensor]
@@ -105,10 +104,8 @@ class Method:
     tau: float = 1.0
 
     def __post_init__(self):
-        for name in ("rho", "tau"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise InputError(f"{name} = {value}: it must be a positive, finite number.")
+        require_positive("rho", self.rho)
+        require_positive("tau", self.tau)
 
 
 class State(NamedTuple):
@@ -141,7 +138,7 @@ def init(method: Method, prior: Tensor, num_clients: int) -> State:
         prior: λ_0, `(R, P)`, e.g. `family.natural(mean, precision)`.
         num_clients: K.
     """
-    if num_clients < 1:
+    if not isinstance(num_clients, int) or num_clients < 1:
         raise InputError(f"num_clients = {num_clients}: a federation needs at least one client.")
     if prior.dim() != 2:
         raise InputError(f"The prior has shape {tuple(prior.shape)}: give one (R, P), the same for all clients.")
@@ -216,21 +213,24 @@ def server_step(method: Method, state: State, counted: Tensor) -> tuple[State, f
     return state._replace(lam_g=lam_g, round=state.round + 1), shortened
 
 
-def readmit(state: State, lost: Tensor) -> State:
-    """Let clients whose η_k is lost start again from η_k = 0 without corrupting Σ_k η_k.
+def readmit(method: Method, state: State, lost: Tensor) -> State:
+    """Let clients whose η_k is lost start again, at q_g and η_k = 0, without corrupting Σ_k η_k.
 
     The lost duals still count in the running sum, so a client that simply restarted at zero would be counted
     twice. The sum is therefore taken anew over the clients that still have theirs.
 
     Args:
+        method: What is run; its solver starts anew for these clients.
         state: The state before the next round.
         lost: Indices or a mask of the clients that lost their state.
     """
-    eta = state.eta.clone()
-    eta[lost] = 0
-    lam = state.lam.clone()
-    lam[lost] = state.lam_g
-    return state._replace(eta=eta, eta_sum=eta.sum(0), lam=lam)
+    clients = _clients(lost, len(state.lam)).to(state.lam.device)
+    lam, eta = state.lam.clone(), state.eta.clone()
+    lam[clients], eta[clients] = state.lam_g, 0
+    solver = {name: value.clone() for name, value in state.solver.items()}
+    for name, value in method.solver.init(method.family, state.prior, len(lam)).items():
+        solver[name][clients] = value[clients]
+    return state._replace(lam=lam, eta=eta, eta_sum=eta.sum(0), solver=solver)
 
 
 def _rows(carry: Carry, clients: Any) -> Carry:
@@ -250,13 +250,16 @@ def _clients(active: Tensor | None, num_clients: int) -> Tensor:
     """The indices of the clients that take part, each once."""
     if active is None:
         return torch.arange(num_clients)
+    active = torch.as_tensor(active)
     if not active.numel():
         return torch.arange(0)
+    if active.is_floating_point():
+        raise InputError(f"active = {active.tolist()}: give client numbers or a mask of booleans.")
     if active.dtype == torch.bool:
         if active.shape != (num_clients,):
             raise InputError(f"active is a mask of shape {tuple(active.shape)} for {num_clients} clients.")
         return active.nonzero()[:, 0]
-    clients = active.unique()
+    clients = active.long().unique()
     if len(clients) != active.numel() or (len(clients) and not 0 <= int(clients[0]) <= int(clients[-1]) < num_clients):
         raise InputError(f"active = {active.tolist()}: name each of the clients 0 … {num_clients - 1} at most once.")
     return clients

@@ -1,12 +1,11 @@
 """The client's dual step, line 2 of Bayesian-ADMM (paper Eq. 16 and its rivals)."""
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedual.admm import Solution, Subproblem
-from fedual.errors import InputError
+from fedual.errors import InputError, require_positive
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class Natural:
     gamma: float
 
     def __post_init__(self):
-        _positive(self.gamma)
+        require_positive("gamma", self.gamma)
 
     def __call__(self, problem: Subproblem, solution: Solution) -> Tensor:
         """The new η_k."""
@@ -33,7 +32,7 @@ class Expectation:
     gamma: float
 
     def __post_init__(self):
-        _positive(self.gamma)
+        require_positive("gamma", self.gamma)
 
     def __call__(self, problem: Subproblem, solution: Solution) -> Tensor:
         """The new η_k."""
@@ -50,8 +49,3 @@ class Gradient:
         if solution.gradient is None:
             raise InputError("The Gradient dual needs a solver that reports ∇_μ E[ℓ_k], such as `AtServer`.")
         return -solution.gradient
-
-
-def _positive(gamma: float) -> None:
-    if not (math.isfinite(gamma) and gamma > 0):
-        raise InputError(f"gamma = {gamma}: the dual step must be a positive, finite number.")

@@ -1,5 +1,8 @@
 """What fedual raises: every error is a `FedualError` whose message names the value, the cause and the remedy."""
 
+import math
+from typing import Any
+
 
 class FedualError(Exception):
     """Base of all errors that fedual raises on purpose; the command line prints it without a traceback."""
@@ -19,3 +22,14 @@ class DomainError(FedualError, ArithmeticError):
 
 class NotConvergedError(FedualError, ArithmeticError):
     """A solver that used up its iterations before its stopping rule was met."""
+
+
+def require_positive(name: str, value: Any, most: float = math.inf) -> None:
+    """Refuse a setting that is not a positive, finite number, or is larger than `most`."""
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not (0 < value <= most and math.isfinite(value))
+    ):
+        limit = "" if most == math.inf else f" of at most {most:g}"
+        raise InputError(f"{name} = {value!r}: it must be a positive, finite number{limit}.")

@@ -13,14 +13,13 @@
 `Blend()` has α = 1/(1 + ρ|S|); `Blend(1)` is the product of the sites.
 """
 
-import math
 from collections.abc import Callable
 
 from torch import Tensor
 
 from fedual.admm import Method, Solver
 from fedual.duals import Expectation, Gradient, Natural
-from fedual.errors import InputError
+from fedual.errors import require_positive
 from fedual.families import Delta, Family, FixedPrecision, Full, Isotropic, Rule
 from fedual.servers import Blend, Relax
 from fedual.solvers import VON, AtServer, Point
@@ -39,7 +38,7 @@ def admm(rho: float = 1.0, delta: float = 1.0, solver: Solver = Point(), tau: fl
         tau: Temperature.
     """
     family = Isotropic(delta)
-    _positive("rho", rho)
+    require_positive("rho", rho)
     return Method(family, solver, Natural(rho / delta), Blend(), rho / delta, tau)
 
 
@@ -49,7 +48,7 @@ def preconditioned_admm(precision: Tensor, rho: float = 1.0, solver: Solver = Po
     Equivalence: proximal term ρ/2 ‖θ_k − θ_g‖²_S, v_k ← v_k + ρS(θ_k − θ_g),
     θ_g = (1+ρK)⁻¹ (ρ Σ θ_k + S⁻¹ Σ v_k). With S = δI it is `admm(rho=ρδ, delta=δ)`.
     """
-    _positive("rho", rho)
+    require_positive("rho", rho)
     return Method(FixedPrecision(precision), solver, Natural(rho), Blend(), rho, tau)
 
 
@@ -58,7 +57,7 @@ def newton_admm(rho: float = 1.0, solver: Solver = VON(), tau: float = 1.0) -> M
 
     Equivalence: on quadratic losses at ρ = 1/K it is one Newton step, and reaches the pooled posterior in one round.
     """
-    _positive("rho", rho)
+    require_positive("rho", rho)
     return Method(Full(), solver, Natural(rho), Blend(), rho, tau)
 
 
@@ -76,7 +75,7 @@ def ama(family: Family, solver: Solver, rho: float = 1.0, tau: float = 1.0) -> M
 
     Equivalence: λ_g = λ_0 + Σ_k η_k after every round; at ρ = 1 it is plain `pvi`.
     """
-    _positive("rho", rho)
+    require_positive("rho", rho)
     return Method(family, solver, Natural(rho), Blend(1.0), rho, tau)
 
 
@@ -88,7 +87,7 @@ def bregman_admm(
     Equivalence: where λ = μ (`Isotropic(1)`) it is ADMM; elsewhere η_k is no natural gradient, and conjugate
     problems are not solved in one round. γ = ρ unless given.
     """
-    _positive("rho", rho)
+    require_positive("rho", rho)
     return Method(family, solver, Expectation(rho if gamma is None else gamma), Blend(), rho, tau)
 
 
@@ -111,8 +110,3 @@ METHODS: dict[str, Callable[..., Method]] = {
     "bregman-admm": bregman_admm,
     "blr": blr,
 }
-
-
-def _positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(f"{name} = {value}: it must be a positive, finite number.")

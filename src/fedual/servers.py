@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedual.errors import InputError
+from fedual.errors import require_positive
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Blend:
     alpha: float | None = None
 
     def __post_init__(self):
-        if self.alpha is not None and not 0 < self.alpha <= 1:
-            raise InputError(f"alpha = {self.alpha}: the server's weight must be in (0, 1].")
+        if self.alpha is not None:
+            require_positive("alpha", self.alpha, most=1.0)
 
     def __call__(self, lam_g: Tensor, lam: Tensor, prior: Tensor, eta_sum: Tensor, rho: float) -> Tensor:
         """The new λ_g."""
@@ -35,8 +35,7 @@ class Relax:
     beta: float
 
     def __post_init__(self):
-        if not 0 < self.beta <= 1:
-            raise InputError(f"beta = {self.beta}: the step of the learning rule must be in (0, 1].")
+        require_positive("beta", self.beta, most=1.0)
 
     def __call__(self, lam_g: Tensor, lam: Tensor, prior: Tensor, eta_sum: Tensor, rho: float) -> Tensor:
         """The new λ_g."""

@@ -56,7 +56,7 @@ class TestIsotropic(Laws):
 
     @pytest.mark.parametrize("delta", [0.0, -1.0, float("nan")])
     def test_bad_precision(self, delta):
-        with pytest.raises(InputError, match="must be positive"):
+        with pytest.raises(InputError, match=f"delta = {delta}: it must be a positive"):
             Isotropic(delta)
 
 
@@ -77,11 +77,53 @@ class TestFixedFull(TestFixedDiagonal):
     def distribution(self, lam):
         return MultivariateNormal(self.family.mean(lam), precision_matrix=self.family.matrix)
 
+    def test_samples_have_the_inverse_precision_as_covariance(self):
+        draws = self.family.sample(self.params((), 0), 200_000, rng(1))
+        torch.testing.assert_close(draws.T.cov(), torch.linalg.inv(self.family.matrix), atol=0.02, rtol=0)
 
-@pytest.mark.parametrize("matrix", [torch.tensor([1.0, -1.0]), torch.tensor([[1.0, 2.0], [2.0, 1.0]])])
+    def test_equal_where_the_precision_is_equal(self):
+        assert self.family == FixedPrecision(self.family.matrix.clone())
+        assert self.family != FixedPrecision(2 * self.family.matrix)
+
+    def test_another_number_of_parameters(self):
+        with pytest.raises(InputError, match="5 parameters for a FixedPrecision of 3"):
+            check(self.family, torch.zeros(1, 5))
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        torch.tensor([1.0, -1.0]),
+        torch.tensor([1.0, torch.inf]),
+        torch.tensor([[1.0, 2.0], [2.0, 1.0]]),
+        torch.tensor([[2.0, 0.5], [0.1, 2.0]]),
+    ],
+)
 def test_precision_that_is_not_positive(matrix):
     with pytest.raises(DomainError, match="positive"):
         FixedPrecision(matrix)
+
+
+@pytest.mark.parametrize(
+    ("family", "mean", "precision", "complaint"),
+    [
+        (Diagonal(), torch.tensor([1, 2]), 0.5, "int64"),
+        (Full(), torch.tensor([1, 2]), 0.5, "int64"),
+        (Diagonal(), torch.ones(2), torch.eye(2), r"shape \(2, 2\)"),
+        (Diagonal(), torch.ones(4), torch.ones(3), r"shape \(3,\)"),
+        (Full(), torch.ones(2), torch.tensor([[2.0, 1.0], [0.0, 2.0]]), "not symmetric"),
+    ],
+    ids=str,
+)
+def test_natural_refuses_what_it_would_misread(family, mean, precision, complaint):
+    with pytest.raises(InputError, match=complaint):
+        family.natural(mean, precision)
+
+
+def test_rounding_does_not_make_a_matrix_asymmetric():
+    for seed in range(50):
+        rotation = torch.linalg.qr(normal((6, 6), seed).float()).Q
+        FixedPrecision(rotation @ torch.diag(torch.logspace(-2, 2, 6, dtype=torch.float32)) @ rotation.T)
 
 
 def test_precision_of_a_wrong_shape():
@@ -181,6 +223,12 @@ class TestBernoulli(Laws):
         assert len({tuple(row) for row in theta.tolist()}) == 2**self.dim
         product = torch.sigmoid(lam[0]).prod()
         torch.testing.assert_close((weight * theta.prod(-1)).sum(), product)
+
+    def test_drawn_nodes_have_the_right_mean(self):
+        lam = self.params((2,), 4)
+        theta, weight = self.family.nodes(lam, MonteCarlo(100_000, seed=1))
+        mean = (weight[..., None] * theta).sum(0)
+        torch.testing.assert_close(mean, torch.sigmoid(lam[:, 0]), atol=0.01, rtol=0)
 
 
 class TestGamma(Laws):

@@ -26,7 +26,7 @@ HERMITE = GaussHermite(30)
 
 def subproblem(family, losses, lam_g, eta=None, rho=0.8, tau=1.0):
     num = len(losses)
-    eta = torch.zeros(num, *lam_g.shape) if eta is None else eta
+    eta = lam_g.new_zeros(num, *lam_g.shape) if eta is None else eta
     return Subproblem(family, losses, eta, lam_g, lam_g.expand(num, *lam_g.shape), rho, tau, {})
 
 
@@ -165,6 +165,55 @@ def test_von_move_agrees_with_the_learning_rule_to_first_order():
         assert gap.abs().max() < 10 * beta**2
 
 
+def test_gaussian_loss_is_half_the_squared_error():
+    x, y, theta = normal((5, 2), 0), normal((5,), 1), normal((1, 2), 2)
+    losses = Linear.from_clients("gaussian", [(x, y)])
+    torch.testing.assert_close(losses(theta)[0], ((x @ theta[0] - y) ** 2).sum() / 2)
+
+
+@pytest.mark.parametrize("optimiser", ["newton", "lbfgs"])
+def test_point_survives_steps_that_overflow(optimiser):
+    """Counts of 2000 from a start at zero: the first Newton step lands at e^2000."""
+    losses = Linear.from_clients("poisson", [(torch.ones(4, 1), torch.full((4,), 2000.0))])
+    lam = Point(optimiser)(subproblem(Isotropic(1.0), losses, torch.zeros(1, 1), rho=1.0)).lam
+    theta = lam[0, 0, 0]
+    torch.testing.assert_close(4 * theta.exp() + theta, torch.tensor(8000.0), rtol=1e-6, atol=0)
+
+
+def test_point_in_single_precision():
+    truth = normal((10,), 0)
+    clients = []
+    for k in range(3):
+        x = normal((2000, 10), 1 + k)
+        clients.append((x.float(), (torch.rand(2000, generator=rng(k)) < torch.sigmoid(x @ truth)).float()))
+    losses = Linear.from_clients("binomial", clients)
+    for tau in (1.0, 0.1):
+        lam = Point()(subproblem(Isotropic(1.0), losses, torch.zeros(1, 10, dtype=torch.float32), tau=tau)).lam
+        assert lam.dtype == torch.float32
+
+
+def test_newton_leaves_a_maximum():
+    losses = Stack([lambda t: 3 * torch.cos(2 * t[..., 0])])
+    lam = Point()(subproblem(Isotropic(1.0), losses, torch.full((1, 1), 0.3), rho=1.0)).lam
+    theta = float(lam)
+    assert -6 * torch.sin(torch.tensor(2 * theta)) + theta - 0.3 == pytest.approx(0, abs=1e-6)
+    assert -12 * torch.cos(torch.tensor(2 * theta)) + 1 > 0
+
+
+def test_the_last_step_counts():
+    family, c = Diagonal(), torch.stack([normal((4, 2), 0), -torch.ones(4, 2)], 1)
+    problem = subproblem(family, Conjugate(family, c), family.natural(torch.zeros(2), 1.0), rho=1.0)
+    torch.testing.assert_close(BLR(max_steps=1)(problem).lam, Exact()(problem).lam)
+
+
+def test_noisy_steps_that_only_leave_the_domain_give_no_answer():
+    losses = Stack([lambda t: -5 * t[..., 0] ** 2, lambda t: t[..., 0] ** 2])
+    problem = subproblem(Diagonal(), losses, Diagonal().natural(torch.zeros(1), 1.0), rho=1.0)
+    found = BLR(MonteCarlo(4, fresh=True), max_steps=20)(problem).lam
+    assert found[0].isnan().all()
+    assert found[1].isfinite().all()
+
+
 class TestRefusals:
     def problem(self, family, **changes):
         prior = family.natural(torch.zeros(3), None if isinstance(family, Isotropic) else 1.0)
@@ -229,6 +278,16 @@ class TestRefusals:
         good = (torch.ones(3, 2), torch.ones(3))
         with pytest.raises(InputError, match=f"Client 1.*{complaint}"):
             Linear.from_clients("binomial", [good, (x, torch.ones(3))])
+
+    @pytest.mark.parametrize("loss", [lambda t: (t**2).sum(), lambda t: t**2, lambda t: (t**2).sum(-1, keepdim=True)])
+    def test_a_loss_of_a_wrong_shape(self, loss):
+        with pytest.raises(InputError, match="Loss 0 takes θ"):
+            Stack([loss])(torch.ones(4, 1, 3))
+
+    @pytest.mark.parametrize(("kind", "y"), [("softmax", torch.tensor([0, 1, 2])), ("poisson", -torch.ones(3))])
+    def test_targets_that_do_not_fit(self, kind, y):
+        with pytest.raises(InputError, match="Targets"):
+            Linear.from_clients(kind, [(torch.ones(3, 2), y)])
 
     def test_unknown_names(self):
         with pytest.raises(InputError, match="choose newton"):

@@ -100,6 +100,8 @@ def check(family: Family, lam: Tensor, name: str = "λ") -> None:
     if lam.dim() < 2 or lam.shape[-2] != family.rows(lam.shape[-1]) or lam.shape[-1] == 0:
         wanted = f"(..., {family.rows(lam.shape[-1]) if lam.dim() else 'R'}, P)"
         raise InputError(f"{name} has shape {tuple(lam.shape)}, but {family} needs {wanted} with P ≥ 1.")
+    if not lam.is_floating_point():
+        raise InputError(f"{name} is {lam.dtype}: give floating-point numbers.")
     bad = family.violations(lam)
     if not bad.any():
         return

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedual.errors import DomainError, InputError
+from fedual.errors import DomainError, InputError, require_positive
 from fedual.families.gaussian import LOG_2PI, Gaussian, positive_definite, solve_transposed
 
 
@@ -82,8 +82,7 @@ class Isotropic(_Fixed):
     delta: float = 1.0
 
     def __post_init__(self):
-        if not (math.isfinite(self.delta) and self.delta > 0):
-            raise InputError(f"Isotropic(delta={self.delta}): the precision must be positive and finite.")
+        require_positive("delta", self.delta)
 
     def multiply(self, x: Tensor) -> Tensor:
         """δ x."""
@@ -117,10 +116,22 @@ class FixedPrecision(_Fixed):
             shape = tuple(self.matrix.shape)
             raise InputError(f"FixedPrecision got a precision of shape {shape}: give (P,) or (P, P).")
         if self.matrix.dim() == 1 and not (self.matrix.isfinite() & (self.matrix > 0)).all():
-            bad = int((~(self.matrix > 0)).sum())
-            raise DomainError(f"FixedPrecision: {bad} of {len(self.matrix)} precisions are not positive.")
+            bad = int((~(self.matrix.isfinite() & (self.matrix > 0))).sum())
+            raise DomainError(f"FixedPrecision: {bad} of {len(self.matrix)} precisions are not positive and finite.")
         if self.matrix.dim() == 2 and not positive_definite(self.matrix):
             raise DomainError("FixedPrecision: the precision matrix is not symmetric positive definite.")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FixedPrecision) and torch.equal(self.matrix, other.matrix)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.matrix.shape))
+
+    def rows(self, dim: int) -> int:
+        """One; `dim` has to be that of S."""
+        if dim != len(self.matrix):
+            raise InputError(f"{dim} parameters for a FixedPrecision of {len(self.matrix)}: make them the same.")
+        return 1
 
     @cached_property
     def _factor(self) -> Tensor:

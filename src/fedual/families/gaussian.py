@@ -87,6 +87,10 @@ class Diagonal(Gaussian):
     def natural(self, mean: Tensor, precision: Tensor | float | None = None) -> Tensor:
         """λ = (sm, −½s); s = 1 unless given, a number or `(..., P)`."""
         s = _as_tensor(precision, mean)
+        if s.dim() > mean.dim() or s.shape[-1:] not in ((), (1,), mean.shape[-1:]):
+            raise InputError(
+                f"precision has shape {tuple(s.shape)} for a mean {tuple(mean.shape)}: give a number or (..., P)."
+            )
         shift = s * mean
         return torch.stack([shift, -s.expand_as(shift) / 2], -2)
 
@@ -156,6 +160,8 @@ class Full(Gaussian):
         if matrix.shape[-2:] != (dim, dim):
             shape = tuple(matrix.shape)
             raise InputError(f"precision has shape {shape}: give a number, ({dim},) or (..., {dim}, {dim}).")
+        if not symmetric(matrix).all():
+            raise InputError("The precision matrix is not symmetric: give (S + Sᵀ)/2 if that is what you mean.")
         shift = (matrix @ mean.unsqueeze(-1)).mT
         return torch.cat([shift, -matrix.expand(*shift.shape[:-2], dim, dim) / 2], -2)
 
@@ -216,11 +222,18 @@ def positive_definite(matrix: Tensor) -> Tensor:
     """True where a matrix is symmetric (to rounding) and positive definite, `(..., P, P)` → `(...)`."""
     finite = matrix.isfinite().all(-1).all(-1)
     safe = torch.where(finite[..., None, None], matrix, torch.eye(matrix.shape[-1]).to(matrix))
-    symmetric = torch.isclose(safe, safe.mT, rtol=1e-5, atol=1e-12).all(-1).all(-1)
-    return finite & symmetric & (torch.linalg.cholesky_ex(safe).info == 0)
+    return finite & symmetric(safe) & (torch.linalg.cholesky_ex(safe).info == 0)
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    """True where a matrix is symmetric to rounding, `(..., P, P)` → `(...)`."""
+    rounding = 100 * torch.finfo(matrix.dtype).eps * matrix.abs().amax((-2, -1))
+    return ~((matrix - matrix.mT).abs().amax((-2, -1)) > rounding)
 
 
 def _as_tensor(precision: Tensor | float | None, mean: Tensor) -> Tensor:
+    if not mean.is_floating_point():
+        raise InputError(f"mean is {mean.dtype}: give floating-point numbers.")
     return torch.as_tensor(1.0 if precision is None else precision, dtype=mean.dtype, device=mean.device)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedual.admm import Carry, Subproblem
-from fedual.errors import DomainError, NotConvergedError
+from fedual.errors import DomainError, InputError, NotConvergedError
 from fedual.families import Curvature, Delta, Family, Gaussian, Rule, inner, kl, log_prob
 
 
@@ -43,7 +43,12 @@ class Stack:
 
     def __call__(self, theta: Tensor) -> Tensor:
         """ℓ_k(θ_k), one client after the other."""
-        return torch.stack([function(theta[..., k, :]) for k, function in enumerate(self.functions)], -1)
+        values = [function(theta[..., k, :]) for k, function in enumerate(self.functions)]
+        for k, value in enumerate(values):
+            if value.shape != theta.shape[:-2]:
+                shapes = f"{tuple(theta[..., k, :].shape)} to {tuple(value.shape)}"
+                raise InputError(f"Loss {k} takes θ {shapes}: it must sum over the last axis, and over no other.")
+        return torch.stack(values, -1)
 
 
 class Moments(NamedTuple):

@@ -5,7 +5,7 @@
 whose fixed point is the stationarity condition of Eq. 15. With a deterministic rule each client's β follows the
 secant of the last step (Barzilai–Borwein; plain β = 1 can oscillate for ever) and is halved where a step would
 leave the domain or not bring the objective down; the stopping rule is ‖λ_target − λ‖ ≤ tol (1 + ‖λ‖). With fresh
-noise the solver takes `max_steps` steps of size β and stops.
+noise the solver takes `max_steps` steps of size β and stops; a client whose last step left the domain has no answer.
 
 Where η_k has taken more curvature away than ρ q_g and the loss have, Eq. 15 is unbounded below and q runs away from
 q_g without end. Such a client gets λ_k = NaN, which `admm.step` leaves out of the round and counts.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedual.admm import Solution, Subproblem
-from fedual.errors import InputError
+from fedual.errors import require_positive
 from fedual.families import Delta, Family, GaussHermite, Rule, in_domain, inner, kl
 from fedual.solvers.base import (
     Stateless,
@@ -50,8 +50,7 @@ class BLR(Stateless):
     max_kl: float = 100.0
 
     def __post_init__(self):
-        if not 0 < self.beta <= 1:
-            raise InputError(f"beta = {self.beta}: the step of the learning rule must be in (0, 1].")
+        require_positive("beta", self.beta, most=1.0)
 
     def move(self, family: Family, lam: Tensor, target: Tensor, beta: Tensor) -> Tensor:
         """λ + β (λ_target − λ), `beta` one number a client."""
@@ -73,6 +72,8 @@ class BLR(Stateless):
             inside = in_domain(problem.family, moved) & ~lost
             lam = torch.where(inside[:, None, None], moved, lam)
             lost = lost | self._ran_away(problem, lam)
+            if t == self.max_steps - 1:
+                lost = lost | ~inside
         return _without(lam, lost)
 
     def _converge(self, problem: Subproblem) -> Tensor:
@@ -81,10 +82,12 @@ class BLR(Stateless):
         target, value, residual = self._look(problem, lam)
         require_finite(value)
         recent = residual[:, None].repeat(1, 5)
-        for _ in range(self.max_steps):
+        for taken in range(self.max_steps + 1):
             todo = ((residual > tol) & ~lost).nonzero()[:, 0]
             if not len(todo):
                 return _without(lam, lost)
+            if taken == self.max_steps:
+                break
             part = problem.select(todo)
             trial = self.move(problem.family, lam[todo], target[todo], beta[todo])
             inside = in_domain(problem.family, trial)

@@ -55,6 +55,10 @@ class Linear:
                 raise InputError(f"Client {k} has NaN or infinity in its inputs or targets: clean its data first.")
         size = max(len(x) for x, _ in clients)
         targets = [y if y.dim() == 2 else y[:, None] for _, y in clients]
+        if len({y.shape[1] for y in targets}) > 1 or (kind == "softmax" and targets[0].shape[1] < 2):
+            raise InputError("Targets must be (N, C) with the same C for all clients; one-hot, C ≥ 2, for softmax.")
+        if kind != "gaussian" and any((y < 0).any() for y in targets):
+            raise InputError(f"Targets of kind {kind} must not be negative.")
         pad = lambda a, size: F.pad(a, (0, 0, 0, size - len(a)))
         x = torch.stack([pad(x, size) for x, _ in clients])
         y = torch.stack([pad(y.to(x), size) for y in targets])

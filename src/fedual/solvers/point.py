@@ -48,7 +48,9 @@ class Point(Stateless):
             raise InputError(f"Point needs a fixed precision (Isotropic, FixedPrecision), not {problem.family}.")
         solve = {"newton": self._newton, "lbfgs": self._lbfgs, "gradient": self._gradient}[self.optimiser]
         tol = tolerance(self.tol, problem.lam_g)
-        mean, residual = solve(_Objective(problem, problem.family, self.rule), tol)
+        objective = _Objective(problem, problem.family, self.rule)
+        require_finite(objective.look(objective.start(), "none")[0])
+        mean, residual = solve(objective, tol)
         if not (residual <= tol).all():
             name = f"Point({self.optimiser})"
             raise not_converged(name, "‖∇F(m)‖/(1 + ‖m‖)", residual, tol, self.max_steps)
@@ -58,20 +60,23 @@ class Point(Stateless):
         mean = problem.start()
         value, gradient, hessian = problem.look(mean, "full")
         assert hessian is not None
+        rounding = max(1e-10, 4 * torch.finfo(value.dtype).eps)
         length = torch.ones_like(value)
         for _ in range(self.max_steps):
             todo = _residual(mean, gradient) > tol
             if not todo.any():
                 break
             direction = -torch.linalg.solve(hessian, gradient)
+            uphill = (direction * gradient).sum(-1, keepdim=True) >= 0  # where F is not convex
+            direction = torch.where(uphill, -gradient, direction)
             slope = (direction * gradient).sum(-1)
             trial = torch.where(todo[:, None], mean + length[:, None] * direction, mean)
             new_value, new_gradient, new_hessian = problem.look(trial, "full")
             assert new_hessian is not None
             enough = new_value <= value + 1e-4 * length * slope
-            level = (new_value - value).abs() <= 1e-10 * (1 + value.abs())  # F no longer tells, ∇F does
+            level = (new_value - value).abs() <= rounding * (1 + value.abs())  # F no longer tells, ∇F does
             closer = level & (new_gradient.norm(dim=-1) < gradient.norm(dim=-1))
-            good = todo & (enough | closer)
+            good = todo & (enough | closer) & new_gradient.isfinite().all(-1)
             mean = torch.where(good[:, None], trial, mean)
             value = torch.where(good, new_value, value)
             gradient = torch.where(good[:, None], new_gradient, gradient)
@@ -141,7 +146,6 @@ class _Objective:
         found = moments(family, self.problem.losses, family.natural(mean), self.rule, curvature=curvature)
         away = mean - family.mean(self.problem.lam_g)
         pull = rho * family.multiply(away)
-        require_finite(found.value)
         value = found.value / tau + (eta * mean).sum(-1) + (away * pull).sum(-1) / 2
         hessian = None
         if found.hessian is not None:
