@@ -286,6 +286,8 @@ def test_one_round_of_admm_makes_the_learning_rule_safe():
     keep = losses.weight > 0
     mean, _, _ = oracles.variational_logistic(losses.x[keep].numpy(), losses.y[keep][:, 0].numpy(), 0.01)
     np.testing.assert_allclose(family.mean(state.lam_g), mean, rtol=1e-3, atol=1e-3)
+    alone = last(rounds(rule, prior, losses, 60))
+    assert family.mean(alone.lam_g).norm() > 100 * np.linalg.norm(mean)
 
 
 def test_bayesian_admm_on_bits_with_interactions():

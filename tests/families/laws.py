@@ -7,20 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import normal, rng
 from torch import Tensor
 
 from fedual.errors import DomainError
 from fedual.families import GaussHermite, check, entropy, in_domain, inner, kl, log_prob
 
 seeds = st.integers(0, 2**20)
-
-
-def rng(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(shape, seed: int) -> Tensor:
-    return torch.randn(shape, generator=rng(seed))
 
 
 class Laws:

@@ -1,6 +1,7 @@
 import pytest
 import torch
-from laws import Laws, normal, rng
+from laws import Laws
+from problems import normal, rng
 from torch.distributions import Bernoulli as TorchBernoulli
 from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
 from torch.distributions import Gamma as TorchGamma
@@ -51,8 +52,9 @@ class TestIsotropic(Laws):
     def test_another_prior_is_refused(self):
         zero = torch.zeros(3)
         assert torch.equal(self.family.natural(zero, 2.5), self.family.natural(zero))
-        with pytest.raises(InputError, match="contains its precision"):
-            self.family.natural(zero, 1.0)
+        for other in (1.0, torch.full((4,), 2.5)):
+            with pytest.raises(InputError, match="contains its precision"):
+                self.family.natural(zero, other)
 
     @pytest.mark.parametrize("delta", [0.0, -1.0, float("nan")])
     def test_bad_precision(self, delta):

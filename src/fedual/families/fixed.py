@@ -23,7 +23,7 @@ class _Fixed(Gaussian):
 
     @abstractmethod
     def log_det(self, dim: int) -> Tensor | float:
-        """Log det S."""
+        """log det S."""
 
     def rows(self, dim: int) -> int:
         """One."""
@@ -38,7 +38,8 @@ class _Fixed(Gaussian):
         if precision is not None:
             own = self.precision(mean.unsqueeze(-2))
             given = torch.as_tensor(precision, dtype=mean.dtype, device=mean.device)
-            if given.dim() > own.dim() or not torch.allclose(given.expand_as(own), own):
+            fits = given.dim() == 0 or given.shape == own.shape[own.dim() - given.dim() :]
+            if not (fits and torch.allclose(given.expand_as(own), own)):
                 raise InputError(
                     f"{self} contains its precision, which is also the prior's, and cannot hold another one: "
                     "leave `precision` out, or use Diagonal or Full."
@@ -66,7 +67,7 @@ class _Fixed(Gaussian):
         return gradient.unsqueeze(-2)
 
     def log_base(self, theta: Tensor) -> Tensor:
-        """Log N(θ | 0, S⁻¹)."""
+        """log N(θ | 0, S⁻¹)."""
         quadratic = (theta * self.multiply(theta)).sum(-1)
         return (self.log_det(theta.shape[-1]) - theta.shape[-1] * LOG_2PI - quadratic) / 2
 
@@ -143,7 +144,7 @@ class FixedPrecision(_Fixed):
         return x * self.matrix if self.matrix.dim() == 1 else x @ self.matrix
 
     def log_det(self, dim: int) -> Tensor:
-        """Log det S."""
+        """log det S."""
         if self.matrix.dim() == 1:
             return self.matrix.log().sum()
         return 2 * self._factor.diagonal().log().sum()
