@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from problems import CONJUGATE, full_gaussian, linear_bits, normal, poisson_counts, rng
 
 from fedual import admm, methods
-from fedual.admm import Method, client_step, init, readmit, server_step, step
+from fedual.admm import Method, Totals, client_update, init, readmit, server_update, step, subproblem
 from fedual.duals import Expectation, Natural
 from fedual.errors import DomainError, InputError
 from fedual.families import Full, kl
@@ -75,7 +75,7 @@ def test_eq15_client_minimises_its_objective(make):
     problem, rho, tau = make(num_clients=3, dim=4, seed=1), 0.7, 0.5
     method = bayesian_admm(problem.family, rho, tau=tau)
     state = run(method, problem, 1)._replace(eta=0.1 * problem.losses.c)
-    moved, _ = client_step(method, state, problem.losses, torch.arange(3))
+    moved = client_update(method, subproblem(method, problem.losses, state.eta, state.lam_g, {}, None))
 
     def objective(lam):
         mu = problem.family.expectation(lam)
@@ -128,14 +128,17 @@ def test_prop1_clients_to_convergence_then_the_server_is_the_learning_rule(make)
     problem, rho = make(num_clients=4, dim=5, seed=6), 0.8
     method = bayesian_admm(problem.family, rho)
     state = run(method, problem, 1)
-    moved, counted = state, torch.zeros(4, dtype=torch.bool)
+    moved, eta = None, state.eta
     for _ in range(30):
-        moved, counted = client_step(method, moved, problem.losses, torch.arange(4))
+        moved = client_update(method, subproblem(method, problem.losses, eta, state.lam_g, {}, None))
+        eta = moved.eta
+    assert moved is not None
     assert relative(moved.lam[0], state.lam_g) < 1e-10
-    after, _ = server_step(method, moved, counted)
+    totals = Totals(4, 4.0, moved.lam.sum(0), 0.0, 0.0, 0.0)
+    lam_g, _ = server_update(method, state.lam_g, state.prior, eta.sum(0), totals, 4)
     rule = methods.blr(problem.family, beta=1 / (1 + rho * 4))
     by_rule, _ = step(rule, state, problem.losses)
-    assert relative(after.lam_g, by_rule.lam_g) < 1e-8
+    assert relative(lam_g, by_rule.lam_g) < 1e-8
 
 
 @pytest.mark.parametrize("make", CONJUGATE)
@@ -240,6 +243,11 @@ def test_info_measures_the_residuals():
     assert info.primal != pytest.approx(info.dual)
 
 
+def two(state) -> Totals:
+    """What two clients send."""
+    return Totals(2, 2.0, state.lam.sum(0), 0.0, 0.0, 0.0)
+
+
 class TestLostClient:
     """A client that lost its η_k comes back."""
 
@@ -296,19 +304,19 @@ class TestOutOfDomain:
         problem = full_gaussian(num_clients=2, dim=3)
         method = methods.pvi(problem.family, Exact())
         state = run(method, problem, 1)
-        bad = state._replace(eta_sum=-factor * state.eta_sum)
-        after, shortened = server_step(method, bad, torch.ones(2, dtype=torch.bool))
+        bad = -factor * state.eta_sum
+        lam_g, shortened = server_update(method, state.lam_g, state.prior, bad, two(state), 2)
         assert 0 < shortened <= least
-        admm.check(problem.family, after.lam_g)
-        torch.testing.assert_close(after.lam_g, torch.lerp(bad.lam_g, bad.prior + bad.eta_sum, shortened))
+        admm.check(problem.family, lam_g)
+        torch.testing.assert_close(lam_g, torch.lerp(state.lam_g, state.prior + bad, shortened))
 
     def test_a_server_step_that_is_not_finite_is_refused(self):
         problem = linear_bits(num_clients=2, dim=3)
         method = methods.pvi(problem.family, Exact())
-        state = run(method, problem, 1)._replace(eta_sum=torch.full((1, 3), torch.nan))
-        after, shortened = server_step(method, state, torch.ones(2, dtype=torch.bool))
+        state, bad = run(method, problem, 1), torch.full((1, 3), torch.nan)
+        lam_g, shortened = server_update(method, state.lam_g, state.prior, bad, two(state), 2)
         assert shortened == 0.0
-        assert torch.equal(after.lam_g, state.lam_g)
+        assert torch.equal(lam_g, state.lam_g)
 
 
 class TestBadInput:

@@ -5,18 +5,20 @@
     server   λ_g ← (1−α) · mean_k λ_k + α (λ_0 + Σ_k η_k),   α = 1/(1 + ρK)      (Eq. 17)
 
 A `Method` says how each line is done: a family, a solver for the client's problem, a dual step, a server step.
-`step` runs the three lines for all clients, or for those that take part in a round: only they move,
-the mean is over them, and Σ_k η_k over all clients is kept as a running sum.
+`client_update` is lines 1 and 2 for some clients, `Totals` what they send, `server_update` line 3. `step` runs all
+three on tensors that hold every client, or those that take part in a round: only they move, the mean is over them,
+and Σ_k η_k over all clients is kept as a running sum.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from fedual.errors import InputError, require_positive
-from fedual.families import Family, check, in_domain
+from fedual.families import Family, Gaussian, check, in_domain
 
 Carry = dict[str, Tensor]
 """What a solver carries from round to round: named tensors with a leading client axis."""
@@ -34,21 +36,25 @@ class Losses(Protocol):
 
 
 class Subproblem(NamedTuple):
-    """The clients' problems min_q E_q[ℓ_k]/τ + ⟨η_k, μ⟩ + ρ KL(q ‖ q_g), stacked along a client axis."""
+    """The clients' problems min_q E_q[ℓ_k]/τ_k + ⟨η_k, μ⟩ + ρ KL(q ‖ q_g), stacked along a client axis."""
 
     family: Family
     losses: Any
     eta: Tensor  # (K, R, P)
     lam_g: Tensor  # (R, P)
-    lam: Tensor  # (K, R, P), where each client stopped the last time
     rho: float
-    tau: float
+    tau: Tensor  # (K,): τ, or τN_k for mean losses
     carry: Carry
+    start: Tensor | None = None  # (P,), where an iterative solver starts while the server still sits at the prior
 
     def select(self, clients: Any) -> "Subproblem":
         """The problems of some of the clients (indices, a mask or a slice)."""
-        rows = {"losses": self.losses[clients], "eta": self.eta[clients], "lam": self.lam[clients]}
+        rows = {"losses": self.losses[clients], "eta": self.eta[clients], "tau": self.tau[clients]}
         return self._replace(**rows, carry=_rows(self.carry, clients))
+
+    def tempered(self, x: Tensor) -> Tensor:
+        """x/τ_k for x `(K, ...)`."""
+        return x / self.tau.reshape(-1, *(1,) * (x.dim() - 1))
 
 
 class Solution(NamedTuple):
@@ -79,22 +85,65 @@ class Solver(Protocol):
 class Dual(Protocol):
     """Line 2."""
 
+    uploads: ClassVar[int]
+    """How many vectors of λ's size a client sends: λ_k, and Δη_k where the server cannot infer it."""
+
     def __call__(self, problem: Subproblem, solution: Solution) -> Tensor:
         """The new η_k."""
         ...
 
 
+class Totals(NamedTuple):
+    """What the server learns in a round: sums over the clients that count, and nothing of any single one."""
+
+    count: int  # |S|
+    weight: float  # Σ w_k
+    lam: Tensor | float  # Σ w_k λ_k, (R, P)
+    before: Tensor | float  # Σ w_k λ_k of the round in which each took part before; 0 unless the server asks for it
+    eta: Tensor | float  # Σ change of η_k
+    gap: float  # Σ ‖λ_k − λ_g‖²
+
+    def plus(self, other: "Totals") -> "Totals":
+        """The sums over both sets of clients."""
+        return Totals(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class Gathered(NamedTuple):
+    """A server's view at the end of a round."""
+
+    lam_g: Tensor
+    prior: Tensor
+    mean: Tensor  # of λ_k over the |S| clients that count, weighted as the server asks
+    before: Tensor | float  # the same mean of the λ_k they had before
+    eta_sum: Tensor  # Σ_k η_k over all K clients, this round's included
+    eta_change: Tensor | float  # what this round added to it
+    count: int  # |S|
+    num_clients: int  # K
+    rho: float
+
+
 class Server(Protocol):
     """Line 3."""
 
-    def __call__(self, lam_g: Tensor, lam: Tensor, prior: Tensor, eta_sum: Tensor, rho: float) -> Tensor:
-        """The new λ_g from the λ_k of the clients that count in this round and Σ_k η_k over all."""
+    prior: ClassVar[bool]
+    """Whether λ_0 counts; a server without a prior starts where the network starts."""
+    weighted: ClassVar[bool]
+    """Whether clients count by their number of examples."""
+    remembers: ClassVar[bool]
+    """Whether it needs the λ_k that each client had before."""
+
+    def __call__(self, gathered: Gathered) -> Tensor:
+        """The new λ_g."""
         ...
 
 
 @dataclass(frozen=True)
 class Method:
-    """Family × solver × dual × server, with the clients' inverse step size ρ and temperature τ."""
+    """Family × solver × dual × server, with the clients' inverse step size ρ and temperature τ.
+
+    `mean_loss` divides each client's loss by its number of examples; `delta` is the precision of the prior N(0, I/δ)
+    that a caller builds where nobody gives one.
+    """
 
     family: Family
     solver: Solver
@@ -102,10 +151,14 @@ class Method:
     server: Server
     rho: float
     tau: float = 1.0
+    mean_loss: bool = False
+    delta: float = 1.0
 
     def __post_init__(self):
-        require_positive("rho", self.rho)
+        if self.rho != 0:  # no proximal term, FedAvg
+            require_positive("rho", self.rho)
         require_positive("tau", self.tau)
+        require_positive("delta", self.delta)
 
 
 class State(NamedTuple):
@@ -118,6 +171,16 @@ class State(NamedTuple):
     eta_sum: Tensor  # Σ_k η_k over all clients, (R, P)
     solver: Carry
     round: int
+    start: Tensor | None = None  # (P,), the mean at which iterative solvers start until the server has moved
+
+
+class Update(NamedTuple):
+    """Lines 1 and 2 done by a stack of clients."""
+
+    ok: Tensor  # (K,) bool: inside the domain
+    lam: Tensor  # (K, R, P); rows that are not ok mean nothing
+    eta: Tensor
+    carry: Carry
 
 
 class Info(NamedTuple):
@@ -130,87 +193,140 @@ class Info(NamedTuple):
     dual: float  # ‖change of λ_g‖
 
 
-def init(method: Method, prior: Tensor, num_clients: int) -> State:
+def init(method: Method, prior: Tensor, num_clients: int, start: Tensor | None = None) -> State:
     """Every client and the server at the prior, all duals zero.
 
     Args:
         method: What will be run.
         prior: λ_0, `(R, P)`, e.g. `family.natural(mean, precision)`.
         num_clients: K.
+        start: A mean `(P,)`, such as a network's random initialisation: clients start there until the server has
+            moved, and so does the server of a method without a prior (FedAvg).
     """
     if not isinstance(num_clients, int) or num_clients < 1:
         raise InputError(f"num_clients = {num_clients}: a federation needs at least one client.")
+    lam_g = server_start(method, prior, start)
+    lam = lam_g.expand(num_clients, *prior.shape).clone()
+    carry = method.solver.init(method.family, prior, num_clients)
+    return State(prior, lam_g, lam, torch.zeros_like(lam), torch.zeros_like(prior), carry, 0, start)
+
+
+def server_start(method: Method, prior: Tensor, start: Tensor | None) -> Tensor:
+    """The first λ_g: the prior, or, for a server without one, `start`."""
     if prior.dim() != 2:
         raise InputError(f"The prior has shape {tuple(prior.shape)}: give one (R, P), the same for all clients.")
     check(method.family, prior, "the prior λ_0")
-    lam = prior.expand(num_clients, *prior.shape).clone()
-    carry = method.solver.init(method.family, prior, num_clients)
-    return State(prior, prior, lam, torch.zeros_like(lam), torch.zeros_like(prior), carry, 0)
+    if method.server.prior or start is None:
+        return prior
+    return cast(Gaussian, method.family).natural(start)
 
 
 def step(method: Method, state: State, losses: Losses, active: Tensor | None = None) -> tuple[State, Info]:
     """One round with the clients in `active` (indices or a mask; all of them if None)."""
     _check_losses(losses, state)
     clients = _clients(active, len(state.lam)).to(state.lam.device)
-    moved, counted = client_step(method, state, losses, clients)
-    after, shortened = server_step(method, moved, counted)
-    took_part = torch.zeros(len(state.lam), dtype=torch.bool, device=state.lam.device)
-    took_part[clients] = True
-    gap = (after.lam[counted] - state.lam_g).square().sum((-2, -1))
-    return after, Info(
-        counted,
-        took_part & ~counted,
-        shortened,
-        float(gap.mean().sqrt()) if counted.any() else 0.0,
-        float((after.lam_g - state.lam_g).norm()),
-    )
-
-
-def client_step(method: Method, state: State, losses: Losses, clients: Tensor) -> tuple[State, Tensor]:
-    """Lines 1 and 2 for `clients` (indices); the server stays where it is.
-
-    An update that leaves the domain is left out: that client keeps its λ_k, η_k and carry.
-    Returns the state, and which of all K clients count.
-    """
-    counted = torch.zeros(len(state.lam), dtype=torch.bool, device=state.lam.device)
+    refused = counted = torch.zeros(len(state.lam), dtype=torch.bool, device=state.lam.device)
     if not len(clients):
-        return state, counted
-    problem = Subproblem(
-        method.family, losses, state.eta, state.lam_g, state.lam, method.rho, method.tau, state.solver
-    ).select(clients)
-    solution = method.solver(problem)
+        return state._replace(round=state.round + 1), Info(counted, refused, 1.0, 0.0, 0.0)
 
+    problem = subproblem(
+        method, losses[clients], state.eta[clients], state.lam_g, _rows(state.solver, clients), state.start
+    )
+    update = client_update(method, problem)
+    before = state.lam[clients] if method.server.remembers else None
+    totals = total(method, problem, update, before)
+    eta_sum = state.eta_sum + totals.eta
+    lam_g, shortened = server_update(method, state.lam_g, state.prior, eta_sum, totals, len(state.lam))
+
+    kept = clients[update.ok]
+    counted = counted.index_fill(0, kept, True)
+    refused = refused.index_fill(0, clients[~update.ok], True)
+    put = lambda old, new: old.index_copy(0, kept, new[update.ok])
+    after = state._replace(
+        lam_g=lam_g,
+        lam=put(state.lam, update.lam),
+        eta=put(state.eta, update.eta),
+        eta_sum=eta_sum,
+        solver={name: put(old, update.carry[name]) for name, old in state.solver.items()},
+        round=state.round + 1,
+        start=None if totals.count else state.start,
+    )
+    return after, Info(counted, refused, shortened, residual(totals), float((lam_g - state.lam_g).norm()))
+
+
+def subproblem(
+    method: Method, losses: Losses, eta: Tensor, lam_g: Tensor, carry: Carry, start: Tensor | None
+) -> Subproblem:
+    """Eq. 15 for a stack of clients; τ_k = τN_k where the method's losses are means."""
+    tau = torch.full((len(losses),), method.tau, dtype=eta.dtype, device=eta.device)
+    if method.mean_loss:
+        tau = tau * num_examples(losses).to(tau)
+    return Subproblem(method.family, losses, eta, lam_g, method.rho, tau, carry, start)
+
+
+def client_update(method: Method, problem: Subproblem) -> Update:
+    """Lines 1 and 2; an update that leaves the domain is marked, and its client keeps what it had."""
+    solution = method.solver(problem)
     ok = in_domain(method.family, solution.lam)
     eta = torch.full_like(problem.eta, torch.nan)
     eta[ok] = method.dual(problem.select(ok), solution.select(ok))
-    ok = ok & eta.isfinite().all(-1).all(-1)
+    return Update(ok & eta.isfinite().all(-1).all(-1), solution.lam, eta, solution.carry)
 
-    kept = clients[ok]
-    counted[kept] = True
-    put = lambda old, new: old.index_copy(0, kept, new[ok])
-    moved = state._replace(
-        lam=put(state.lam, solution.lam),
-        eta=put(state.eta, eta),
-        eta_sum=state.eta_sum + (eta[ok] - problem.eta[ok]).sum(0),
-        solver={name: put(old, solution.carry[name]) for name, old in state.solver.items()},
+
+def total(method: Method, problem: Subproblem, update: Update, before: Tensor | None = None) -> Totals:
+    """The sums that a stack of clients contributes; `before` are the λ_k that they had."""
+    ok = update.ok
+    weight = num_examples(problem.losses).to(update.lam) if method.server.weighted else update.lam.new_ones(len(ok))
+    weighted_sum = lambda x: torch.einsum("k,k...->...", weight[ok], x[ok])
+    gap = (update.lam[ok] - problem.lam_g).square().sum()
+    return Totals(
+        int(ok.sum()),
+        float(weight[ok].sum()),
+        weighted_sum(update.lam),
+        0.0 if before is None else weighted_sum(before),
+        (update.eta[ok] - problem.eta[ok]).sum(0),
+        float(gap),
     )
-    return moved, counted
 
 
-def server_step(method: Method, state: State, counted: Tensor) -> tuple[State, float]:
+def server_update(
+    method: Method, lam_g: Tensor, prior: Tensor, eta_sum: Tensor, totals: Totals, num_clients: int
+) -> tuple[Tensor, float]:
     """Line 3, with the clients that count; without any, λ_g stays.
 
     The domain is convex and λ_g is inside, so a step that would leave it is halved until it does not.
-    Returns the state and the part of the step that was taken.
+    Returns λ_g and the part of the step that was taken.
     """
-    if not counted.any():
-        return state._replace(round=state.round + 1), 1.0
-    target = method.server(state.lam_g, state.lam[counted], state.prior, state.eta_sum, method.rho)
-    shortened, lam_g = 1.0, target
-    while not in_domain(method.family, lam_g) and shortened > 0:
+    if not totals.count:
+        return lam_g, 1.0
+    target = method.server(
+        Gathered(
+            lam_g,
+            prior,
+            totals.lam / totals.weight,
+            totals.before / totals.weight,
+            eta_sum,
+            totals.eta,
+            totals.count,
+            num_clients,
+            method.rho,
+        )
+    )
+    shortened, new = 1.0, target
+    while not in_domain(method.family, new) and shortened > 0:
         shortened = shortened / 2 if shortened > 1e-6 and target.isfinite().all() else 0.0
-        lam_g = torch.lerp(state.lam_g, target, shortened) if shortened else state.lam_g
-    return state._replace(lam_g=lam_g, round=state.round + 1), shortened
+        new = torch.lerp(lam_g, target, shortened) if shortened else lam_g
+    return new, shortened
+
+
+def residual(totals: Totals) -> float:
+    """‖λ_k − λ_g‖, root mean square over the clients that count."""
+    return math.sqrt(totals.gap / totals.count) if totals.count else 0.0
+
+
+def num_examples(losses: Losses) -> Tensor:
+    """N_k `(K,)` of the losses that know it; a loss that does not is one example."""
+    return getattr(losses, "num_examples", torch.ones(len(losses)))
 
 
 def readmit(method: Method, state: State, lost: Tensor) -> State:

@@ -1,6 +1,8 @@
 """What fedual raises: every error is a `FedualError` whose message names the value, the cause and the remedy."""
 
+import difflib
 import math
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -22,6 +24,16 @@ class DomainError(FedualError, ArithmeticError):
 
 class NotConvergedError(FedualError, ArithmeticError):
     """A solver that used up its iterations before its stopping rule was met."""
+
+
+class DivergedError(FedualError, ArithmeticError):
+    """A run that cannot go on: no client's update, or not the server's, is inside the domain."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """` (did you mean X?)` for an unknown name, or nothing where none is close."""
+    near = difflib.get_close_matches(str(name).lower(), list(known), n=1, cutoff=0.5)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def require_positive(name: str, value: Any, most: float = math.inf) -> None:

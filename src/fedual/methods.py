@@ -9,20 +9,32 @@
 | `ama`                 | any               | any          | ρ        | Natural(ρ)        | Blend(1)            |
 | `bregman_admm`        | any               | any          | ρ        | Expectation(γ)    | Blend()             |
 | `blr`                 | any               | AtServer     | –        | Gradient()        | Relax(β)            |
+| `ivon_admm`           | Diagonal          | IVON         | ρ        | Natural(damping·ρ)| Blend()             |
+| `ivon_pvi`            | Diagonal          | IVON         | 1        | Natural(damping)  | Blend(1)            |
+| `fedavg`              | Isotropic(1)      | SGD          | 0        | Zero()            | Average()           |
+| `fedprox`             | Isotropic(1)      | SGD          | ρ        | Zero()            | Average()           |
+| `feddyn`              | Isotropic(1)      | SGD          | ρ        | Natural(ρ)        | Consensus()         |
+| `fedadmm`             | Isotropic(1)      | SGD          | ρ        | Natural(ρ)        | Track(step)         |
+| `fedlap`              | Isotropic(δ)      | SGD          | 1        | Natural(damping)  | Blend(1)            |
+| `fedlap_cov`          | Diagonal          | Laplace      | 1        | Natural(damping)  | Blend(1)            |
 
+The four without a prior take the clients' *mean* losses, the others their sums.
 `Blend()` has α = 1/(1 + ρ|S|); `Blend(1)` is the product of the sites.
 """
 
 from collections.abc import Callable
+from dataclasses import fields, replace
+from inspect import signature
+from typing import Any
 
 from torch import Tensor
 
 from fedual.admm import Method, Solver
-from fedual.duals import Expectation, Gradient, Natural
-from fedual.errors import require_positive
-from fedual.families import Delta, Family, FixedPrecision, Full, Isotropic, Rule
-from fedual.servers import Blend, Relax
-from fedual.solvers import VON, AtServer, Point
+from fedual.duals import Expectation, Gradient, Natural, Zero
+from fedual.errors import InputError, nearest, require_positive
+from fedual.families import Delta, Diagonal, Family, FixedPrecision, Full, Isotropic, Rule
+from fedual.servers import Average, Blend, Consensus, Relax, Track
+from fedual.solvers import IVON, SGD, VON, AtServer, Laplace, Point, Stepper
 
 
 def admm(rho: float = 1.0, delta: float = 1.0, solver: Solver = Point(), tau: float = 1.0) -> Method:
@@ -101,7 +113,87 @@ def blr(family: Family, beta: float = 1.0, rule: Rule = Delta(), tau: float = 1.
     return Method(family, AtServer(rule), Gradient(), Relax(beta), 1.0, tau)
 
 
+def ivon_admm(
+    rho: float = 1.0, damping: float = 0.1, delta: float = 1.0, tau: float = 1.0, solver: IVON = IVON()
+) -> Method:
+    """The Adam-like variant for networks: diagonal Gaussians by IVON, γ = damping·ρ (Algorithm 1; Eq. 56–58).
+
+    Equivalence: v_k ← v_k + γ(s_k m_k − s_g m_g), u_k ← u_k + γ(s_k − s_g), and
+    s_g = (1−α) mean s_k + α(δ + Σ u_k), m_g = [(1−α) mean(s_k m_k) + α Σ v_k]/s_g.
+    """
+    require_positive("rho", rho)
+    return Method(Diagonal(), solver, Natural(damping * rho), Blend(), rho, tau, delta=delta)
+
+
+def ivon_pvi(damping: float = 0.1, delta: float = 1.0, tau: float = 1.0, solver: IVON = IVON()) -> Method:
+    """Partitioned variational inference with diagonal Gaussians by IVON, damped.
+
+    Equivalence: `ivon_admm` with ρ = 1 and α = 1, so that q_g is the product of the prior and the sites.
+    """
+    return replace(pvi(Diagonal(), solver, damping, tau), delta=delta)
+
+
+def fedavg(solver: SGD = SGD()) -> Method:
+    """Local training and an average by number of examples (McMahan et al. 2017).
+
+    Equivalence: `fedprox` with ρ = 0; with one full-batch SGD step it is gradient descent on the pooled mean loss.
+    """
+    return Method(Isotropic(1.0), solver, Zero(), Average(), 0.0, mean_loss=True)
+
+
+def fedprox(rho: float = 0.01, solver: SGD = SGD()) -> Method:
+    """FedAvg with ρ/2 ‖θ − θ_g‖² added to each client's mean loss (Li et al. 2020; their μ is ρ).
+
+    Equivalence: with exact clients, a step of the proximal-point method on each loss, then `fedavg`'s average.
+    """
+    require_positive("rho", rho)
+    return Method(Isotropic(1.0), solver, Zero(), Average(), rho, mean_loss=True)
+
+
+def feddyn(rho: float = 0.1, solver: SGD = SGD()) -> Method:
+    """Dynamic regularisation: ADMM on the clients' mean losses, without a prior (Acar et al. 2021; their α is ρ).
+
+    Equivalence: v_k = −∇L_k(θ_k) as they write it; at a fixed point Σ_k ∇L_k(θ_g) = 0 for clients of equal weight,
+    whoever takes part. With a prior and everybody in every round it would be `admm`.
+    """
+    require_positive("rho", rho)
+    return Method(Isotropic(1.0), solver, Natural(rho), Consensus(), rho, mean_loss=True)
+
+
+def fedadmm(rho: float = 0.1, server_step: float = 1.0, solver: SGD = SGD()) -> Method:
+    """FedADMM (Gong et al. 2022): the server adds up the changes of θ_k + v_k/ρ.
+
+    Equivalence: with everybody in every round and `server_step` 1, θ_g is the mean of θ_k + v_k/ρ: `feddyn`.
+    """
+    require_positive("rho", rho)
+    return Method(Isotropic(1.0), solver, Natural(rho), Track(server_step), rho, mean_loss=True)
+
+
+def fedlap(delta: float = 1.0, damping: float = 0.1, tau: float = 1.0, solver: SGD = SGD()) -> Method:
+    """PVI with means only (Swaroop et al. 2025): λ_g = λ_0 + Σ_k η_k, δ the precision of everything.
+
+    Equivalence: `pvi` on `Isotropic(δ)`; at a fixed point δθ_g = −Σ_k ∇ℓ_k(θ_g)/τ, the pooled MAP estimate.
+    """
+    return replace(pvi(Isotropic(delta), solver, damping, tau), delta=delta)
+
+
+def fedlap_cov(delta: float = 1.0, damping: float = 0.1, tau: float = 1.0, solver: Laplace = Laplace()) -> Method:
+    """PVI with Laplace's method at the clients: MAP and the diagonal Gauss–Newton matrix (Swaroop et al. 2025).
+
+    Equivalence: `pvi` on `Diagonal` with the delta method; u_k ← (1−γ) u_k + γ h_k/τ, s_g = δ + Σ_k u_k.
+    """
+    return replace(pvi(Diagonal(), solver, damping, tau), delta=delta)
+
+
 METHODS: dict[str, Callable[..., Method]] = {
+    "ivon-admm": ivon_admm,
+    "ivon-pvi": ivon_pvi,
+    "fedavg": fedavg,
+    "fedprox": fedprox,
+    "feddyn": feddyn,
+    "fedadmm": fedadmm,
+    "fedlap": fedlap,
+    "fedlap-cov": fedlap_cov,
     "admm": admm,
     "preconditioned-admm": preconditioned_admm,
     "newton-admm": newton_admm,
@@ -110,3 +202,46 @@ METHODS: dict[str, Callable[..., Method]] = {
     "bregman-admm": bregman_admm,
     "blr": blr,
 }
+NETWORKS = ("ivon-admm", "ivon-pvi", "fedavg", "fedprox", "feddyn", "fedadmm", "fedlap", "fedlap-cov", "admm")
+"""The methods that train networks by name, with minibatch solvers."""
+
+
+def build(name: str, **given: Any) -> Method:
+    """A method for networks by name, from one flat list of settings: the method's own and its solver's.
+
+    >>> build("ivon-admm", rho=0.2, lr=0.01).solver.lr
+    0.01
+    """
+    known = settings(name)
+    for key in given:
+        if key not in known:
+            raise InputError(f"{name} has no setting {key!r}{nearest(key, known)}; it has {', '.join(known)}.")
+    for key, value in given.items():
+        if isinstance(value, bool) != isinstance(known[key], bool) or isinstance(value, str) != isinstance(
+            known[key], str
+        ):
+            raise InputError(f"{name}: {key} = {value!r}: give a value such as {known[key]!r}.")
+    own, solver = _own(name), _solver(name)
+    return METHODS[name](
+        **{key: value for key, value in given.items() if key in own},
+        solver=replace(solver, **{key: value for key, value in given.items() if key not in own}),
+    )
+
+
+def settings(name: str) -> dict[str, Any]:
+    """The settings of a method for networks with their defaults."""
+    if name not in NETWORKS:
+        known = f"{name!r} is not a method that trains networks by name"
+        raise InputError(f"{known}{nearest(name, NETWORKS)}; these are: {', '.join(NETWORKS)}.")
+    solver = _solver(name)
+    return _own(name) | {field.name: getattr(solver, field.name) for field in fields(solver)}
+
+
+def _own(name: str) -> dict[str, Any]:
+    parameters = signature(METHODS[name]).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.name != "solver"}
+
+
+def _solver(name: str) -> Stepper:
+    default = signature(METHODS[name]).parameters["solver"].default
+    return default if isinstance(default, Stepper) else SGD()

@@ -1,15 +1,25 @@
-"""The server's step, line 3 of Bayesian-ADMM (paper Eq. 17 in closed form, Eq. 51)."""
+"""The server's step: line 3 of Bayesian-ADMM (paper Eq. 17 in closed form, Eq. 51), and its rivals'."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedual.admm import Gathered
 from fedual.errors import require_positive
 
 
+class _Server:
+    """A prior, clients of equal weight, and no memory of their λ_k, unless a server says otherwise."""
+
+    prior: ClassVar[bool] = True
+    weighted: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
+
+
 @dataclass(frozen=True)
-class Blend:
+class Blend(_Server):
     """λ_g ← (1−α) mean_k λ_k + α (λ_0 + Σ_k η_k) (Eq. 51).
 
     α = 1/(1 + ρ|S|) for the |S| clients of the round solves Eq. 17; α = 1 is the product of the sites
@@ -22,14 +32,14 @@ class Blend:
         if self.alpha is not None:
             require_positive("alpha", self.alpha, most=1.0)
 
-    def __call__(self, lam_g: Tensor, lam: Tensor, prior: Tensor, eta_sum: Tensor, rho: float) -> Tensor:
+    def __call__(self, gathered: Gathered) -> Tensor:
         """The new λ_g."""
-        alpha = 1 / (1 + rho * len(lam)) if self.alpha is None else self.alpha
-        return torch.lerp(lam.mean(0), prior + eta_sum, alpha)
+        alpha = 1 / (1 + gathered.rho * gathered.count) if self.alpha is None else self.alpha
+        return torch.lerp(gathered.mean, gathered.prior + gathered.eta_sum, alpha)
 
 
 @dataclass(frozen=True)
-class Relax:
+class Relax(_Server):
     """λ_g ← (1−β) λ_g + β (λ_0 + Σ_k η_k): the Bayesian learning rule with step β (app. C.2)."""
 
     beta: float
@@ -37,6 +47,50 @@ class Relax:
     def __post_init__(self):
         require_positive("beta", self.beta, most=1.0)
 
-    def __call__(self, lam_g: Tensor, lam: Tensor, prior: Tensor, eta_sum: Tensor, rho: float) -> Tensor:
+    def __call__(self, gathered: Gathered) -> Tensor:
         """The new λ_g."""
-        return torch.lerp(lam_g, prior + eta_sum, self.beta)
+        return torch.lerp(gathered.lam_g, gathered.prior + gathered.eta_sum, self.beta)
+
+
+@dataclass(frozen=True)
+class Average(_Server):
+    """θ_g ← Σ_k N_k θ_k / Σ_k N_k over the clients of the round: FedAvg."""
+
+    prior: ClassVar[bool] = False
+    weighted: ClassVar[bool] = True
+
+    def __call__(self, gathered: Gathered) -> Tensor:
+        """The new λ_g."""
+        return gathered.mean
+
+
+@dataclass(frozen=True)
+class Consensus(_Server):
+    """θ_g ← mean_{k∈S} θ_k + Σ_k v_k/(ρK): FedDyn, ADMM for mean losses without a regulariser.
+
+    The mean is over the clients S of the round, the sum over all K. In FedDyn's letters: its state is
+    h = −(1/K) Σ_k v_k, its α is ρ, and θ_g = mean_{k∈S} θ_k − h/α.
+    """
+
+    prior: ClassVar[bool] = False
+
+    def __call__(self, gathered: Gathered) -> Tensor:
+        """The new λ_g."""
+        return gathered.mean + gathered.eta_sum / (gathered.rho * gathered.num_clients)
+
+
+@dataclass(frozen=True)
+class Track(_Server):
+    """θ_g ← θ_g + s · mean_{k∈S} Δ_k, Δ_k the change of θ_k + v_k/ρ since client k last took part: FedADMM."""
+
+    step: float = 1.0
+    prior: ClassVar[bool] = False
+    remembers: ClassVar[bool] = True
+
+    def __post_init__(self):
+        require_positive("step", self.step)
+
+    def __call__(self, gathered: Gathered) -> Tensor:
+        """The new λ_g."""
+        change = gathered.mean - gathered.before + gathered.eta_change / (gathered.rho * gathered.count)
+        return gathered.lam_g + self.step * change

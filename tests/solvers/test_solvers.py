@@ -27,7 +27,7 @@ HERMITE = GaussHermite(30)
 def subproblem(family, losses, lam_g, eta=None, rho=0.8, tau=1.0):
     num = len(losses)
     eta = lam_g.new_zeros(num, *lam_g.shape) if eta is None else eta
-    return Subproblem(family, losses, eta, lam_g, lam_g.expand(num, *lam_g.shape), rho, tau, {})
+    return Subproblem(family, losses, eta, lam_g, rho, eta.new_full((num,), tau), {})
 
 
 class Hidden:

@@ -2,21 +2,37 @@
 
 from fedual.solvers.base import Loss, Stack, moments, natural_gradient
 from fedual.solvers.blr import BLR, AtServer
+from fedual.solvers.clients import Clients
+from fedual.solvers.draws import Draws
 from fedual.solvers.exact import Conjugate, Exact
+from fedual.solvers.ivon import IVON
+from fedual.solvers.laplace import Laplace
 from fedual.solvers.linear import Linear
+from fedual.solvers.minibatches import Minibatches
+from fedual.solvers.network import Network
 from fedual.solvers.point import Point
+from fedual.solvers.sgd import SGD
+from fedual.solvers.stochastic import Stepper
 from fedual.solvers.von import VON
 
 __all__ = [
     "BLR",
+    "IVON",
+    "SGD",
     "VON",
     "AtServer",
+    "Clients",
     "Conjugate",
+    "Draws",
     "Exact",
+    "Laplace",
     "Linear",
     "Loss",
+    "Minibatches",
+    "Network",
     "Point",
     "Stack",
+    "Stepper",
     "moments",
     "natural_gradient",
 ]

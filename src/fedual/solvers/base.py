@@ -132,12 +132,12 @@ def objective(problem: Subproblem, lam: Tensor, expected_loss: Tensor) -> Tensor
     """The clients' objective of Eq. 15, `(K,)`."""
     family = problem.family
     linear = inner(problem.eta, family.expectation(lam))
-    return expected_loss / problem.tau + linear + problem.rho * kl(family, lam, problem.lam_g)
+    return problem.tempered(expected_loss) + linear + problem.rho * kl(family, lam, problem.lam_g)
 
 
 def stationary(problem: Subproblem, gradient: Tensor) -> Tensor:
     """λ_g − (η_k + ∇_μ E_q[ℓ_k]/τ)/ρ: equal to λ_k where Eq. 15 is solved (Eq. 32)."""
-    return problem.lam_g - (problem.eta + gradient / problem.tau) / problem.rho
+    return problem.lam_g - (problem.eta + problem.tempered(gradient)) / problem.rho
 
 
 def start(problem: Subproblem) -> Tensor:

@@ -134,4 +134,4 @@ class AtServer(Stateless):
         lam = start(problem)
         value, gradient = natural_gradient(problem.family, problem.losses, lam, self.rule)
         require_finite(value)
-        return Solution(lam, problem.carry, gradient / problem.tau)
+        return Solution(lam, problem.carry, problem.tempered(gradient))

@@ -142,16 +142,16 @@ class _Objective:
 
     def look(self, mean: Tensor, curvature: Curvature) -> tuple[Tensor, Tensor, Tensor | None]:
         """F, ∇F and ∇²F at m `(K, P)`."""
-        family, tau, rho, eta = self.family, self.problem.tau, self.problem.rho, self.problem.eta[:, 0]
+        family, rho, eta, tempered = self.family, self.problem.rho, self.problem.eta[:, 0], self.problem.tempered
         found = moments(family, self.problem.losses, family.natural(mean), self.rule, curvature=curvature)
         away = mean - family.mean(self.problem.lam_g)
         pull = rho * family.multiply(away)
-        value = found.value / tau + (eta * mean).sum(-1) + (away * pull).sum(-1) / 2
+        value = tempered(found.value) + (eta * mean).sum(-1) + (away * pull).sum(-1) / 2
         hessian = None
         if found.hessian is not None:
             metric = family.multiply(torch.eye(mean.shape[-1]).to(mean))
-            hessian = found.hessian / tau + rho * metric
-        return value, found.gradient / tau + eta + pull, hessian
+            hessian = tempered(found.hessian) + rho * metric
+        return value, tempered(found.gradient) + eta + pull, hessian
 
 
 def _residual(mean: Tensor, gradient: Tensor) -> Tensor:

@@ -1,0 +1,120 @@
+"""The clients' examples: one pair of arrays in their stored type, and for each client the rows that are its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedual.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Clients:
+    """K clients' examples.
+
+    Args:
+        x: Inputs of all clients, `(N, ...)`, any type.
+        y: Targets, `(N, ...)`.
+        parts: For each client the indices of its examples, `(N_k,)`; clients may share examples.
+        weights: For each client the positive weights of its examples, `(N_k,)`; None means 1.
+    """
+
+    x: Tensor
+    y: Tensor
+    parts: Sequence[Tensor]
+    weights: Sequence[Tensor] | None = None
+
+    def __post_init__(self):
+        if not len(self.parts):
+            raise InputError("There are no clients: give at least one.")
+        if len(self.x) != len(self.y):
+            raise InputError(f"{len(self.x)} inputs, but {len(self.y)} targets: give one target to each input.")
+        for k, part in enumerate(self.parts):
+            if not len(part):
+                raise InputError(f"Client {k} has no examples: leave it out, or give it some.")
+            if part.is_floating_point() or not 0 <= int(part.min()) <= int(part.max()) < len(self.x):
+                raise InputError(f"Client {k} names examples outside 0 … {len(self.x) - 1}.")
+        for what, values in (("inputs", self.x), ("targets", self.y)):
+            if values.is_floating_point() and not values.isfinite().all():
+                raise InputError(
+                    self._locate(what, ~values.flatten(1).isfinite().all(1) if values.dim() > 1 else ~values.isfinite())
+                )
+        if self.weights is not None:
+            self._check_weights(self.weights)
+
+    @classmethod
+    def from_pairs(cls, pairs: Sequence, weights: Sequence[Tensor] | None = None) -> "Clients":
+        """From a list of `(x, y)` tensor pairs, or of datasets whose items are such pairs."""
+        tensors = [_materialise(k, pair) for k, pair in enumerate(pairs)]
+        if not tensors:
+            raise InputError("There are no clients: give a list of (x, y) pairs, one for each client.")
+        for k, (x, y) in enumerate(tensors):
+            if len(x) != len(y):
+                raise InputError(
+                    f"Client {k} has {len(x)} inputs, but {len(y)} targets: give one target to each input."
+                )
+            if not len(x):
+                raise InputError(f"Client {k} has no examples: leave it out, or give it some.")
+            for what, a, b in (("inputs", x, tensors[0][0]), ("targets", y, tensors[0][1])):
+                if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
+                    raise InputError(
+                        f"Client {k}'s {what} are {a.dtype} {tuple(a.shape)}, client 0's {b.dtype} {tuple(b.shape)}: "
+                        "all clients need the same type, and the same shape of an example."
+                    )
+        rows = torch.arange(sum(len(x) for x, _ in tensors)).split([len(x) for x, _ in tensors])
+        return cls(torch.cat([x for x, _ in tensors]), torch.cat([y for _, y in tensors]), rows, weights)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """N_k."""
+        return [len(part) for part in self.parts]
+
+    @cached_property
+    def total_weights(self) -> Tensor:
+        """Σ_i w_i of each client's examples, `(K,)`; N_k without weights."""
+        if self.weights is None:
+            return torch.tensor(self.sizes, dtype=torch.float64)
+        return torch.stack([weight.double().sum() for weight in self.weights])
+
+    def to(self, device: torch.device | str) -> "Clients":
+        """The same with the examples on a device; the indices stay where batches are planned."""
+        return Clients(self.x.to(device), self.y.to(device), self.parts, self.weights)
+
+    def _check_weights(self, weights: Sequence[Tensor]) -> None:
+        if len(weights) != len(self.parts):
+            raise InputError(f"Weights for {len(weights)} clients, but there are {len(self.parts)}.")
+        for k, (weight, part) in enumerate(zip(weights, self.parts, strict=True)):
+            if weight.shape != (len(part),) or not (weight.isfinite().all() and (weight > 0).all()):
+                raise InputError(
+                    f"Client {k}'s weights {tuple(weight.shape)} must be {len(part)} positive, finite numbers: "
+                    "leave out examples that should not count."
+                )
+
+    def _locate(self, what: str, bad: Tensor) -> str:
+        rows = set(bad.nonzero()[:, 0].tolist())
+        k = next((k for k, part in enumerate(self.parts) if rows & set(part.tolist())), None)
+        whose = "No client uses them, but some" if k is None else f"Client {k}'s"
+        return f"{whose} {what} contain NaN or infinity ({len(rows)} examples in all): clean the data first."
+
+
+def _materialise(k: int, pair: object) -> tuple[Tensor, Tensor]:
+    """`(x, y)` tensors of a client."""
+    if isinstance(pair, tuple | list) and len(pair) == 2:
+        x, y = (torch.as_tensor(a) for a in pair)
+    elif hasattr(pair, "__len__") and hasattr(pair, "__getitem__"):
+        items = [pair[i] for i in range(len(pair))]  # type: ignore[arg-type, index]
+        if not items:
+            raise InputError(f"Client {k} has no examples: leave it out, or give it some.")
+        x, y = (torch.stack([torch.as_tensor(item[j]) for item in items]) for j in (0, 1))
+    else:
+        raise InputError(
+            f"Client {k} is a {type(pair).__name__}: give a pair (x, y) of tensors, or a dataset of pairs."
+        )
+    if x.dim() == 0 or y.dim() == 0:
+        raise InputError(f"Client {k}'s x and y need a first axis of examples.")
+    return x, y

@@ -1,0 +1,81 @@
+"""Every random draw of a run, as a function of (seed, what for, round, step, client).
+
+No generator runs along with the training, so that clients can be trained together, in chunks, one by one, on another
+machine, or again after a crash, and draw the same. Noise and batch order come in three modes:
+
+| mode           | drawn per                    |                                                        |
+|----------------|------------------------------|--------------------------------------------------------|
+| `shared`       | (seed, round, step)          | one draw for all clients: K times cheaper              |
+| `shared-fixed` | (seed, step)                 | the same in every round, too: what the authors' runs do |
+| `independent`  | (seed, round, step, client)  |                                                        |
+"""
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fedual.errors import InputError
+
+Mode = Literal["shared", "shared-fixed", "independent"]
+MODES: tuple[str, ...] = get_args(Mode)
+NOISE, ORDER, DROPOUT, PARTICIPANTS, EVALUATION = range(5)
+
+
+def generator(device: torch.device | str, *key: int) -> torch.Generator:
+    """A generator that depends on the key alone."""
+    digest = hashlib.blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=8).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The draws of a run.
+
+    Args:
+        seed: Of the run.
+        noise: Mode of the solvers' Monte-Carlo noise.
+        order: Mode of the order of examples.
+    """
+
+    seed: int = 0
+    noise: Mode = "shared"
+    order: Mode = "shared"
+
+    def __post_init__(self):
+        for name, mode in (("noise", self.noise), ("order", self.order)):
+            if mode not in MODES:
+                raise InputError(f"{name} = {mode!r}: choose {', '.join(MODES)}.")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise InputError(f"seed = {self.seed!r}: give a whole number from 0 to 2⁶³ − 1.")
+
+    def normal(self, round: int, step: int, sample: int, clients: list[int], like: Tensor) -> Tensor:
+        """Standard-normal noise for θ `(..., P)`: `(1, P)` where it is shared, else a row for each client."""
+        shape, device = like.shape[-1:], like.device
+        draw = lambda *key: torch.randn(
+            shape, generator=generator(device, self.seed, NOISE, *key), dtype=like.dtype, device=device
+        )
+        if self.noise == "independent":
+            return torch.stack([draw(round, step, sample, client) for client in clients])
+        return draw(round if self.noise == "shared" else 0, step, sample)[None]
+
+    def permutation(self, round: int, epoch: int, client: int, size: int) -> Tensor:
+        """The order in which a client of this size goes through its examples in an epoch, on the CPU."""
+        key = {"shared": (round, epoch), "shared-fixed": (0, epoch), "independent": (round, epoch, client)}[self.order]
+        return torch.randperm(size, generator=generator("cpu", self.seed, ORDER, *key))
+
+    def uniform(self, round: int, step: int, client: int, size: int, like: Tensor) -> Tensor:
+        """Uniforms `(size,)` for a client's dropout masks, always its own."""
+        source = generator(like.device, self.seed, DROPOUT, round, step, client)
+        return torch.rand(size, generator=source, dtype=like.dtype, device=like.device)
+
+    def participants(self, round: int, num_clients: int, fraction: float) -> Tensor:
+        """The sorted numbers of the clients that take part in a round: max(1, fraction·K) of them, at random."""
+        if fraction == 1:
+            return torch.arange(num_clients)
+        number = max(1, int(fraction * num_clients + 0.5))
+        source = generator("cpu", self.seed, PARTICIPANTS, round)
+        return torch.randperm(num_clients, generator=source)[:number].sort().values

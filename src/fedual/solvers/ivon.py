@@ -1,0 +1,106 @@
+"""IVON with a general prior and two multipliers: the client's step of IVON-ADMM (paper app. D.4, Algorithm 2).
+
+It minimises λ E_q[ℓ + vᵀθ − ½ θᵀdiag(u)θ] + KL(q ‖ p), with ess λ = N_k/(ρτ), v = (τ/N_k) v_k, u = (τ/N_k) u_k,
+δ = s_g/λ:
+
+    ĝ ← ∇̂ℓ(θ),  θ ~ N(m, σ²)                             ĥ ← ĝ (θ − m)/σ² − u
+    g ← β₁ g + (1 − β₁) ĝ                                 h ← β₂ h + (1 − β₂) ĥ + ½ (1 − β₂)² (h − ĥ)²/(h + δ)
+    m ← m − α (g + v − u m + δ (m − m_p))/(h + δ)         σ ← 1/√(λ (h + δ))
+
+Here h + δ is carried rather than h. With A = v − δ m_p, B = δ − u (`quadratic`) and x = (1 − β₂)(ĥ − h)/(h + δ),
+ĥ − h = ĝε/σ + B − (h + δ), and the third line is h + δ ← (h + δ)(1 + x + ½x²): positive whatever ĥ is, in floating
+point too.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedual.admm import Carry, Solution, Subproblem
+from fedual.errors import InputError, require_positive
+from fedual.families import Diagonal, Family
+from fedual.solvers.stochastic import Inner, Stepper, quadratic, scale, start_mean
+
+
+@dataclass(frozen=True)
+class IVON(Stepper):
+    """Algorithm 2.
+
+    Args:
+        lr: α.
+        samples: Monte-Carlo samples a step.
+        h0: h at the first step of a client whose server still sits at the prior; afterwards q starts at q_g (h = 0).
+        beta1: Of the momentum g, which is carried from round to round.
+        beta2: Of the curvature h.
+        clip: The preconditioned step is limited to ±clip a parameter, before the learning rate; None is no limit.
+        debias: Divide g by 1 − β₁ᵗ, t counted over all rounds.
+    """
+
+    lr: float = 0.02
+    samples: int = 1  # type: ignore[misc]
+    h0: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.9998
+    clip: float | None = None
+    debias: bool = True
+
+    def __post_init__(self):
+        for name in ("lr", "h0"):
+            require_positive(name, getattr(self, name))
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} = {getattr(self, name)}: it must be in [0, 1).")
+        if self.clip is not None:
+            require_positive("clip", self.clip)
+        if self.samples < 1:
+            raise InputError(f"samples = {self.samples}: IVON needs at least one Monte-Carlo sample a step.")
+
+    def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
+        """No momentum, no steps taken."""
+        if not isinstance(family, Diagonal):
+            raise InputError(f"IVON works on Diagonal Gaussians, not on {family}.")
+        momentum = prior.new_zeros(num_clients, prior.shape[-1])
+        return {"momentum": momentum, "steps": momentum.new_zeros(num_clients)}
+
+    def begin(self, problem: Subproblem) -> Inner:
+        """q_k = q_g, or the network's initialisation with h = h0 in the first round."""
+        offset, slope = quadratic(problem)
+        ess = 1 / (problem.rho * scale(problem))
+        curvature = Diagonal().precision(problem.lam_g) / ess
+        if problem.start is not None:
+            curvature = curvature + self.h0
+        return {
+            "mean": start_mean(problem),
+            "curvature": curvature,  # h + δ
+            "momentum": problem.carry["momentum"],
+            "steps": problem.carry["steps"],
+            "ess": ess,
+            "offset": offset,
+            "slope": slope,
+        }
+
+    def place(self, inner: Inner, noise: Tensor) -> Tensor:
+        """θ = m + σε, σ = 1/√(λ (h + δ))."""
+        return torch.addcmul(inner["mean"], noise, (inner["ess"] * inner["curvature"]).rsqrt())
+
+    def update(self, inner: Inner, gradient: Tensor, correlation: Tensor | None) -> Inner:
+        """One step; `correlation` is ĝε."""
+        assert correlation is not None
+        mean, curvature, slope = inner["mean"], inner["curvature"], inner["slope"]
+        x = correlation * (inner["ess"] * curvature).sqrt()  # ĝ (θ − m)/σ²
+        x = (1 - self.beta2) * ((x + slope) / curvature - 1)
+        curvature = curvature * (1 + x + x * x / 2)
+        momentum = torch.lerp(gradient, inner["momentum"], self.beta1)
+        steps = inner["steps"] + 1
+        first = momentum / (1 - self.beta1**steps)[:, None] if self.debias else momentum
+        direction = (first + inner["offset"] + slope * mean) / curvature
+        if self.clip is not None:
+            direction = direction.clamp(-self.clip, self.clip)
+        moved = {"mean": mean - self.lr * direction, "curvature": curvature, "momentum": momentum, "steps": steps}
+        return {**inner, **moved}
+
+    def end(self, problem: Subproblem, inner: Inner) -> Solution:
+        """(m, s) with s = λ (h + δ)."""
+        lam = Diagonal().natural(inner["mean"], inner["ess"] * inner["curvature"])
+        return Solution(lam, {"momentum": inner["momentum"], "steps": inner["steps"]})

@@ -1,0 +1,190 @@
+"""A network as a function of one flat vector θ, alone or many at a time.
+
+The trainable parameters of an `nn.Module` are the entries of θ `(P,)`, in the module's own order; frozen ones and
+buffers stay as they are, the same for every client. Many networks θ `(K, P)` are one batched call through
+`torch.func.vmap`. Dropout takes its uniforms as an argument, so that a client's masks do not depend on who is
+trained beside it.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.overrides import TorchFunctionMode
+
+from fedual.errors import InputError
+
+Trainable = Callable[[str], bool] | Iterable[str] | None
+
+
+class Network:
+    """An `nn.Module` as a function of its trainable parameters.
+
+    Args:
+        model: Any module without batch statistics; it is copied.
+        trainable: Names (or prefixes of names) of the parameters that are trained, or a predicate on names;
+            None means those that require a gradient.
+    """
+
+    def __init__(self, model: nn.Module, trainable: Trainable = None):
+        _refuse_batch_statistics(model)
+        self.model = copy.deepcopy(model)
+        parameters = dict(self.model.named_parameters())
+        self.names = tuple(_trainable(parameters, trainable))
+        self.shapes = tuple(parameters[name].shape for name in self.names)
+        self._sizes = [shape.numel() for shape in self.shapes]
+        self.dim = sum(self._sizes)
+        self._initial = torch.cat([parameters[name].detach().flatten() for name in self.names])
+        if not self._initial.isfinite().all():
+            raise InputError("The model's parameters contain NaN or infinity: initialise it before training.")
+        self.model.requires_grad_(False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self._initial.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The parameters' type, which is θ's."""
+        return self._initial.dtype
+
+    def to(self, device: torch.device | str) -> "Network":
+        """The same network on a device."""
+        self.model.to(device)
+        self._initial = self._initial.to(device)
+        return self
+
+    def initial(self) -> Tensor:
+        """θ as the module came, `(P,)`."""
+        return self._initial.clone()
+
+    def split(self, theta: Tensor) -> dict[str, Tensor]:
+        """θ `(..., P)` as views `(..., *shape)` by name."""
+        parts = theta.split(self._sizes, -1)
+        return {
+            name: part.unflatten(-1, shape) if shape else part[..., 0]
+            for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
+        }
+
+    def join(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of `split`, a copy."""
+        lead = [part.dim() - len(shape) for part, shape in zip(parts.values(), self.shapes, strict=True)]
+        return torch.cat(
+            [
+                parts[name].flatten(n) if n < parts[name].dim() else parts[name].unsqueeze(-1)
+                for name, n in zip(self.names, lead, strict=True)
+            ],
+            -1,
+        )
+
+    def state_dict(self, theta: Tensor) -> dict[str, Tensor]:
+        """All parameters and buffers, the trainable ones from θ `(P,)`."""
+        return {**self.model.state_dict(), **self.split(theta)}
+
+    def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
+        """One network, evaluation mode: θ `(P,)` and inputs `(B, ...)` to outputs `(B, ...)`."""
+        return self.forward(self.split(theta), x)
+
+    def many(self, theta: Tensor, x: Tensor) -> Tensor:
+        """M networks on the same inputs: θ `(M, P)`, x `(B, ...)` to `(M, B, ...)`."""
+        return vmap(self.forward, in_dims=(0, None))(self.split(theta), x)
+
+    def forward(self, parts: Mapping[str, Tensor], x: Tensor, uniforms: Sequence[Tensor] | None = None) -> Tensor:
+        """The module with its trainable parameters given by name; in training mode where `uniforms` are given."""
+        self.model.train(uniforms is not None)
+        if not uniforms:
+            return functional_call(self.model, dict(parts), (x,))
+        with _Dropout(list(uniforms)):
+            return functional_call(self.model, dict(parts), (x,))
+
+    def dropout_shapes(self, x: Tensor) -> list[torch.Size]:
+        """The shapes of the uniforms that one forward pass on x `(B, ...)` takes; empty without dropout.
+
+        Refuses models that draw random numbers in another way, change a buffer, or do not return one tensor with
+        a row for each example.
+        """
+        recorder = _Dropout(None)
+        before = {name: value.clone() for name, value in self.model.named_buffers()}
+        state = torch.get_rng_state()
+        self.model.train()
+        with recorder, torch.no_grad():
+            out = functional_call(self.model, self.split(self._initial), (x,))
+        if not torch.equal(state, torch.get_rng_state()):
+            raise InputError(
+                "The model draws random numbers in its forward pass: only dropout, dropout1d/2d/3d are supported."
+            )
+        changed = [name for name, value in self.model.named_buffers() if not torch.equal(value, before[name])]
+        if changed:
+            raise InputError(
+                f"The model changes its buffer {changed[0]} while training, which has no posterior and cannot be "
+                "averaged over clients: use GroupNorm or LayerNorm in place of layers with running statistics."
+            )
+        if not isinstance(out, Tensor) or out.dim() == 0 or len(out) != len(x):
+            got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise InputError(f"The model returns {got} for a batch of {len(x)}: it must return one row an example.")
+        return recorder.shapes
+
+
+class _Dropout(TorchFunctionMode):
+    """Dropout from given uniforms; without any, it records the shapes it would need and drops nothing."""
+
+    def __init__(self, uniforms: list[Tensor] | None):
+        self.uniforms, self.shapes = uniforms, []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in _DROPOUT:
+            return func(*args, **(kwargs or {}))
+        x, p, training = _arguments(*args, **(kwargs or {}))
+        if not training or p == 0:
+            return x
+        kept = _DROPOUT[func]
+        shape = x.shape if kept is None else (*x.shape[:kept], *(1,) * (x.dim() - kept))
+        self.shapes.append(torch.Size(shape))
+        if self.uniforms is None:
+            return x
+        return x * (self.uniforms.pop(0) >= p) / (1 - p)
+
+
+_DROPOUT = {F.dropout: None, F.dropout1d: 2, F.dropout2d: 2, F.dropout3d: 2}
+
+
+def _arguments(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> tuple[Tensor, float, bool]:
+    return input, p, training
+
+
+def _trainable(parameters: dict[str, nn.Parameter], trainable: Trainable) -> list[str]:
+    if trainable is None:
+        names = [name for name, value in parameters.items() if value.requires_grad]
+    elif callable(trainable):
+        names = [name for name in parameters if trainable(name)]
+    else:
+        wanted = [trainable] if isinstance(trainable, str) else list(trainable)
+        covers = lambda prefix, name: name == prefix or name.startswith(prefix + ".")
+        for prefix in wanted:
+            if not any(covers(prefix, name) for name in parameters):
+                raise InputError(f"trainable names {prefix!r}, but the model has only {', '.join(parameters)}.")
+        names = [name for name in parameters if any(covers(prefix, name) for prefix in wanted)]
+    if not names:
+        raise InputError("The model has no trainable parameter: there is nothing to learn.")
+    if len({(parameters[name].dtype, parameters[name].device) for name in names}) > 1:
+        raise InputError("The trainable parameters have several dtypes or devices: move the model to one of each.")
+    return names
+
+
+def _refuse_batch_statistics(model: nn.Module) -> None:
+    norms = nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm
+    for name, module in model.named_modules():
+        if isinstance(module, norms) and (
+            module.track_running_stats or isinstance(module, nn.modules.batchnorm._BatchNorm)
+        ):
+            raise InputError(
+                f"The model's layer {name or 'itself'} is {type(module).__name__}, whose batch statistics couple the "
+                "examples and have no posterior: use GroupNorm (or LayerNorm) in its place."
+            )

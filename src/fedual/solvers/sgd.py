@@ -1,0 +1,89 @@
+"""Minibatch SGD and Adam on the mean of a Gaussian: the local training of FedAvg and its descendants.
+
+    m ← argmin_m  ℓ_k(m)/τ_k + ⟨η_k, T(m)⟩ + ρ/2 ‖m − m_g‖²_{S_g}
+
+by steps on (1/N_k) times it: ĝ + A + B m (`fedual.solvers.stochastic`). The optimiser's memory starts anew each round.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedual.admm import Carry, Solution, Subproblem
+from fedual.errors import InputError, require_positive
+from fedual.families import Family, FixedPrecision, Isotropic
+from fedual.solvers.stochastic import Inner, Stepper, quadratic, start_mean
+
+
+@dataclass(frozen=True)
+class SGD(Stepper):
+    """Stochastic gradient descent, or Adam.
+
+    Args:
+        lr: The learning rate.
+        optimiser: "adam" or "sgd".
+        momentum: Of "sgd": velocity ← momentum · velocity + gradient.
+        beta1: Of "adam".
+        beta2: Of "adam".
+        eps: Of "adam".
+        weight_decay: Adds weight_decay · m to the gradient of the mean loss.
+        max_norm: A client's whole gradient is scaled down to this norm; None is no limit.
+    """
+
+    optimiser: Literal["adam", "sgd"] = "adam"
+    momentum: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_norm: float | None = None
+
+    def __post_init__(self):
+        if self.optimiser not in ("adam", "sgd"):
+            raise InputError(f"optimiser = {self.optimiser!r}: choose adam or sgd.")
+        require_positive("lr", self.lr)
+        for name in ("momentum", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} = {getattr(self, name)}: it must be in [0, 1).")
+        if self.max_norm is not None:
+            require_positive("max_norm", self.max_norm)
+
+    def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
+        """Nothing."""
+        return {}
+
+    def begin(self, problem: Subproblem) -> Inner:
+        """m_k = m_g (or the network's initialisation), no memory."""
+        offset, slope = quadratic(problem)
+        mean = start_mean(problem)
+        inner = {"mean": mean, "offset": offset, "slope": slope, "first": torch.zeros_like(mean)}
+        if self.optimiser == "adam":
+            inner |= {"second": torch.zeros_like(mean), "steps": mean.new_zeros(len(mean), 1)}
+        return inner
+
+    def update(self, inner: Inner, gradient: Tensor, correlation: Tensor | None) -> Inner:
+        """One step."""
+        mean = inner["mean"]
+        gradient = gradient + inner["offset"] + inner["slope"] * mean
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * mean
+        if self.max_norm is not None:
+            gradient = gradient * (self.max_norm / gradient.norm(dim=-1, keepdim=True)).clamp(max=1)
+        if self.optimiser == "sgd":
+            first = self.momentum * inner["first"] + gradient
+            return {**inner, "mean": mean - self.lr * first, "first": first}
+        steps = inner["steps"] + 1
+        first = torch.lerp(gradient, inner["first"], self.beta1)
+        second = self.beta2 * inner["second"] + (1 - self.beta2) * gradient**2
+        spread = (second / (1 - self.beta2**steps)).sqrt() + self.eps
+        direction = first / (1 - self.beta1**steps) / spread
+        return {**inner, "mean": mean - self.lr * direction, "first": first, "second": second, "steps": steps}
+
+    def end(self, problem: Subproblem, inner: Inner) -> Solution:
+        """λ_k = S m_k."""
+        family = problem.family
+        if not isinstance(family, Isotropic | FixedPrecision):
+            raise InputError(f"SGD moves a mean and needs a fixed precision (Isotropic), not {family}: use Laplace.")
+        return Solution(family.natural(inner["mean"]), problem.carry)

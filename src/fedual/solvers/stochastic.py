@@ -1,0 +1,158 @@
+"""Solvers that take minibatch steps: what a step needs, and the loop over a stack of clients.
+
+Eq. 15 divided by N_k/τ_k is, for Gaussians with means m, precisions s and duals η = (v, −½u), an average over examples
+and a quadratic:
+
+    E_q[ (1/N_k) Σ_i ℓ_i(θ) ] + c (⟨v, m⟩ − ½ u m² + ρ/2 s_g (m − m_g)²) + …,        c = τ_k/N_k
+
+so that the gradient in m is ĝ + A + B m, with A = c (v − ρ s_g m_g) and B = c (ρ s_g − u). A solver is a `Stepper`: it
+turns the problem into such tensors once a round, and a minibatch gradient into a step. Steppers are pure functions of
+tensors with a client axis; the loops (`descend` here; one client at a time in `fedual.simulate.sequential`) own the
+order of things.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from fedual.admm import Carry, Solution, Subproblem, num_examples
+from fedual.errors import InputError
+from fedual.families import Diagonal, Family, FixedPrecision, Isotropic
+
+Inner = dict[str, Tensor]
+"""A stepper's variables within a round, each with a leading client axis."""
+
+
+class Batches(Protocol):
+    """Losses that are seen one minibatch at a time; `fedual.solvers.minibatches` makes them from networks."""
+
+    @property
+    def steps(self) -> list[int]:
+        """How many steps each client takes in this round."""
+        ...
+
+    def noise(self, step: int, sample: int, like: Tensor) -> Tensor:
+        """Standard-normal noise for the means `like` `(n, P)` of the first n clients: `(1, P)` or `(n, P)`."""
+        ...
+
+    def gradient(self, theta: Tensor, step: int) -> Tensor:
+        """∇ of the minibatch mean of the loss at θ `(n, P)` for the first n clients, `(n, P)`."""
+        ...
+
+    def curvature(self, theta: Tensor) -> Tensor:
+        """The diagonal of the generalised Gauss–Newton matrix of the whole loss ℓ_k at θ, `(K, P)`."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, clients: Any, /) -> "Batches": ...
+
+
+@dataclass(frozen=True)
+class Stepper(ABC):
+    """A solver by minibatch steps; `samples` Monte-Carlo samples a step, 0 takes the gradient at the mean.
+
+    Args:
+        lr: The learning rate.
+    """
+
+    lr: float = 1e-3
+    samples: ClassVar[int] = 0
+
+    @abstractmethod
+    def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
+        """What is carried into the first round."""
+
+    @abstractmethod
+    def begin(self, problem: Subproblem) -> Inner:
+        """The variables at the start of a round."""
+
+    def place(self, inner: Inner, noise: Tensor) -> Tensor:
+        """Where the gradient is taken, θ `(n, P)`, for noise `(n, P)` or `(1, P)`."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def update(self, inner: Inner, gradient: Tensor, correlation: Tensor | None) -> Inner:
+        """One step from ĝ `(n, P)` and ĝ·ε, each averaged over the samples; the correlation is None without noise."""
+
+    @abstractmethod
+    def end(self, problem: Subproblem, inner: Inner) -> Solution:
+        """The solution at the end of a round."""
+
+    def scaled(self, factor: float) -> Self:
+        """The same with the learning rate times a factor, for schedules."""
+        return replace(self, lr=self.lr * factor)
+
+    def __call__(self, problem: Subproblem) -> Solution:
+        """All clients of the stack at once."""
+        if not hasattr(problem.losses, "steps"):
+            raise InputError(f"{type(self).__name__} takes minibatch steps: its losses must be `Minibatches`.")
+        return self.end(problem, descend(self, problem))
+
+
+def descend(stepper: Stepper, problem: Subproblem) -> Inner:
+    """Run every client for its own number of steps.
+
+    Clients are sorted by that number, so that those still at work are always the first n: finished ones drop out of
+    the batch and keep what they have.
+    """
+    order = torch.tensor(problem.losses.steps).argsort(descending=True, stable=True)
+    problem = problem.select(order.to(problem.eta.device))
+    inner, steps = stepper.begin(problem), problem.losses.steps
+    done = {name: torch.empty_like(value) for name, value in inner.items()}
+    for step in range(steps[0]):
+        at_work = sum(step < number for number in steps)
+        inner = _retire(inner, done, at_work)
+        inner = stepper.update(inner, *estimate(stepper, problem.losses, inner, step))
+    _retire(inner, done, 0)
+    back = order.argsort().to(problem.eta.device)
+    return {name: value[back] for name, value in done.items()}
+
+
+def estimate(stepper: Stepper, losses: Batches, inner: Inner, step: int) -> tuple[Tensor, Tensor | None]:
+    """ĝ and ĝ·ε, averaged over the stepper's samples."""
+    mean = inner["mean"]
+    if stepper.samples == 0:
+        return losses.gradient(mean, step), None
+    gradient = correlation = 0.0
+    for sample in range(stepper.samples):
+        noise = losses.noise(step, sample, mean)
+        found = losses.gradient(stepper.place(inner, noise), step)
+        gradient, correlation = gradient + found, correlation + found * noise
+    assert isinstance(gradient, Tensor)
+    assert isinstance(correlation, Tensor)
+    return gradient / stepper.samples, correlation / stepper.samples
+
+
+def quadratic(problem: Subproblem) -> tuple[Tensor, Tensor]:
+    """A and B of the gradient's part A + B m that is not the loss, `(K, P)` and `(K, P)` or `(K, 1)`."""
+    family, c = problem.family, scale(problem)
+    offset = c * (problem.eta[:, 0] - problem.rho * problem.lam_g[0])
+    if isinstance(family, Diagonal):
+        return offset, c * (problem.rho * family.precision(problem.lam_g) + 2 * problem.eta[:, 1])
+    if isinstance(family, Isotropic):
+        return offset, c * problem.rho * family.delta
+    if isinstance(family, FixedPrecision) and family.matrix.dim() == 1:
+        return offset, c * problem.rho * family.matrix
+    raise InputError(f"Minibatch solvers need a diagonal precision (Isotropic, Diagonal), not {family}.")
+
+
+def scale(problem: Subproblem) -> Tensor:
+    """c = τ_k/N_k, `(K, 1)`."""
+    return (problem.tau / num_examples(problem.losses).to(problem.tau))[:, None]
+
+
+def start_mean(problem: Subproblem) -> Tensor:
+    """m_g for every client, or the network's initialisation while the server sits at the prior, `(K, P)`."""
+    mean = problem.family.mean(problem.lam_g) if problem.start is None else problem.start  # type: ignore[attr-defined]
+    return mean.expand(len(problem.eta), -1).clone()
+
+
+def _retire(inner: Inner, done: Inner, at_work: int) -> Inner:
+    """Put the variables of clients that have finished away."""
+    for name, value in inner.items():
+        done[name][at_work : len(value)] = value[at_work:]
+    return {name: value[:at_work] for name, value in inner.items()}
