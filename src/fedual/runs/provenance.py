@@ -27,7 +27,7 @@ def environment() -> dict[str, str | int | None]:
 
 def _commit() -> str | None:
     """The commit of the source tree that fedual runs from, with a + where it has changes; None when installed."""
-    here = Path(__file__).parent
+    here = Path(__file__).parent.parent
     git = lambda *words: subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10)
     try:
         found = git("rev-parse", "--short=12", "HEAD")

@@ -1,0 +1,1 @@
+"""All clients of a federation in one process."""
