@@ -1,0 +1,131 @@
+"""`fedual compare`: several methods on one scenario, over seeds, with or without tuning."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fedual.cli.run import Device, Engine, Json, Preset, Root, Rounds, Scenarios, console, free, tempered
+from fedual.errors import InputError
+
+Methods = Annotated[str, typer.Option(metavar="A,B,…", help="Names of `fedual methods`.")]
+Seeds = Annotated[str, typer.Option(metavar="0,1,…", help="The seeds that are reported.")]
+Sweep = Annotated[
+    bool, typer.Option("--sweep", help="First choose each method's settings, from equally many, on a validation part.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Folder for compare.json and the runs.", show_default="runs/SCENARIO-compare, the next one free"),
+]
+
+
+def register(parent: typer.Typer) -> None:
+    """Add `fedual compare` to the application."""
+    parent.command()(compare)
+
+
+def compare(
+    scenario: Scenarios,
+    methods: Methods,
+    seeds: Seeds = "0,1,2,3,4",
+    rounds: Rounds = None,
+    sweep: Sweep = False,
+    preset: Preset = None,
+    device: Device = "auto",
+    engine: Engine = "vectorised",
+    out: Out = None,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Run methods on a scenario at equal rounds, and show mean and standard deviation over seeds.
+
+    With --sweep, settings are chosen by the validation NLL on a fifth of every client's training examples, with a seed
+    that is not reported; the test set is not touched.
+
+    Example: fedual compare digits-heterog-10 --methods ivon-admm,fedavg --seeds 0,1,2
+    """
+    from fedual.cli.progress import progress
+    from fedual.experiments import comparison, load
+    from fedual.runs.files import replace
+    from fedual.runs.values import without_nan
+
+    sets = [] if rounds is None else [f"train.rounds={rounds}"]
+    named = [name.strip() for name in methods.split(",") if name.strip()]
+    scenarios = [load(scenario, preset=preset, sets=sets, method=name) for name in named]
+    numbers = _numbers(seeds)
+    folder = out or free(Path("runs") / f"{Path(scenario).stem}-compare")
+    path = folder / "compare.json"
+    if path.exists():
+        raise InputError(f"{path} is the result of another comparison: name another folder with --out.")
+
+    def save(report: Mapping[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace(path, json.dumps(without_nan(report), indent=1).encode())
+
+    with progress() as watch:
+        report = comparison.compare(
+            scenarios,
+            numbers,
+            sweep=sweep,
+            out=folder,
+            changed=save,
+            watch=lambda label, rounds: [watch(label, rounds)],
+            root=root,
+            device=device,
+            engine=engine,
+        )
+    if sweep:
+        console().print(_trials(report))
+    typer.echo(f"{report['scenario']}, round {report['rounds']}: mean ± standard deviation over seeds {seeds}")
+    console().print(_results(report))
+    for row in report["methods"]:
+        if row["runs"] and (note := tempered(row["method"], row["description"]["settings"])):
+            typer.echo(note)
+    typer.echo(f"wrote {path}")
+    if as_json:
+        typer.echo(json.dumps(without_nan({**report, "path": str(path)})))
+
+
+def _numbers(seeds: str) -> list[int]:
+    try:
+        return [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise InputError(f"--seeds {seeds}: give whole numbers, separated by commas, e.g. 0,1,2.") from None
+
+
+def _trials(report: Mapping[str, Any]) -> Table:
+    table = Table("method", "settings", "validation NLL", "", box=None, pad_edge=False)
+    for row in report["methods"]:
+        for number, trial in enumerate(row["trials"]):
+            settings = ", ".join(f"{key}={value}" for key, value in trial["settings"].items())
+            loss = f"{trial['record']['nll']:.4f}" if trial["record"] else "diverged"
+            table.add_row(row["method"], settings, loss, "chosen" if number == row["chosen"] else "")
+    return table
+
+
+def _results(report: Mapping[str, Any]) -> Table:
+    columns = ("method", "at", "accuracy %", "NLL", "ECE", "s/round", "diverged")
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in report["methods"]:
+        found = row["summary"]
+        diverged = f"{found['diverged']} of {found['runs']}" if found["runs"] else "every trial"
+        for label, suffix in (("mean", ""), ("q_g", "_mc")):
+            if suffix and f"nll{suffix}" not in found:
+                continue  # a method that learns a point
+            cells = [
+                _cell(found.get(f"{key}{suffix}"), digits, scale)
+                for key, digits, scale in (("accuracy", 1, 100), ("nll", 3, 1), ("ece", 3, 1))
+            ]
+            seconds = f"{found['seconds_per_round']['mean']:.2f}" if "seconds_per_round" in found else "–"
+            table.add_row(row["method"], label, *cells, seconds, diverged)
+    return table
+
+
+def _cell(spread: Mapping[str, Any] | None, digits: int, scale: int) -> str:
+    if spread is None:
+        return "–"
+    sd = "" if spread["sd"] is None else f" ± {scale * spread['sd']:.{digits}f}"
+    return f"{scale * spread['mean']:.{digits}f}{sd}"

@@ -1,0 +1,125 @@
+"""`fedual run`: train one method on a scenario."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fedual.experiments import Scenario
+
+Scenarios = Annotated[str, typer.Argument(metavar="SCENARIO", help="A name of `fedual scenarios`, or a .toml file.")]
+Method = Annotated[str, typer.Option(help="A name of `fedual methods`.")]
+Rounds = Annotated[int | None, typer.Option(help="Rounds.", show_default="the scenario's")]
+Seed = Annotated[int, typer.Option(help="Of the network, the split and the run.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting: lr=0.01, train.batch_size=16, split.clients=20."
+    ),
+]
+Preset = Annotated[str | None, typer.Option(help="Settings that the scenario has under this name, e.g. paper.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Engine = Annotated[str, typer.Option(help="vectorised (all clients at once) or sequential (one by one).")]
+Out = Annotated[
+    Path | None, typer.Option(help="The run's folder.", show_default="runs/SCENARIO-METHOD-SEED, the next one free")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or in runs/SCENARIO-METHOD-SEED.")]
+Root = Annotated[Path | None, typer.Option(help="Folder of the data sets.", show_default="as `fedual data list` says")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")]
+
+
+def register(parent: typer.Typer) -> None:
+    """Add `fedual run` to the application."""
+    parent.command()(run)
+
+
+def run(
+    scenario: Scenarios = "digits-heterog-10",
+    method: Method = "ivon-admm",
+    rounds: Rounds = None,
+    seed: Seed = 0,
+    sets: Sets = None,
+    preset: Preset = None,
+    device: Device = "auto",
+    engine: Engine = "vectorised",
+    out: Out = None,
+    resume: Resume = False,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Train one method on a scenario and keep the posterior, its figures and a checkpoint in a folder.
+
+    Example: fedual run digits-heterog-10 --rounds 5 --set lr=0.05
+    """
+    from fedual.cli.progress import progress
+    from fedual.experiments import execute, load
+    from fedual.runs.values import without_nan
+
+    given = [*(sets or ()), *([] if rounds is None else [f"train.rounds={rounds}"])]
+    loaded = load(scenario, preset=preset, sets=given, method=method)
+    folder = out or Path("runs") / f"{loaded.name}-{method}-{seed}"
+    if out is None and not resume:
+        folder = free(folder)
+    began = time.perf_counter()
+    with progress() as watch:
+        callbacks = [watch(f"{loaded.name}, {method}", loaded.train["rounds"])]
+        options = {"device": device, "engine": engine, "out": folder, "resume": resume, "callbacks": callbacks}
+        done = execute(loaded, seed, root=root, **options)
+    seconds = time.perf_counter() - began
+    report(loaded, done.history)
+    path = done.path or folder
+    typer.echo(f"{len(done.history)} rounds, {seconds:.1f} s, in {path}")
+    if as_json:
+        last = done.history[-1] if done.history else None
+        rest = {"rounds": len(done.history), "last": last, "path": str(path), "seconds": seconds}
+        typer.echo(json.dumps(without_nan({"scenario": loaded.name, "method": method, "seed": seed, **rest})))
+
+
+def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]]) -> None:
+    """Print the last round's figures, and what was left out on the way."""
+    if not history:
+        return
+    last = history[-1]
+    typer.echo(f"{scenario.title}: {scenario.method}, round {last['round']}")
+    table = Table("", "accuracy", "NLL", "ECE", box=None, pad_edge=False)
+    for label, suffix in (("at the mean", ""), ("under q_g", "_mc")):
+        row = [last.get(f"{name}{suffix}") for name in ("accuracy", "nll", "ece")]
+        if None not in row:
+            table.add_row(label, f"{row[0]:.1%}", f"{row[1]:.3f}", f"{row[2]:.3f}")
+    if table.row_count:
+        console().print(table)
+    if note := tempered(scenario.method, scenario.settings):
+        typer.echo(note)
+    refused, shortened = sum(r["refused"] for r in history), sum(r["shortened"] < 1 for r in history)
+    if refused or shortened:
+        typer.echo(f"{refused} updates of clients were refused, {shortened} steps of the server shortened.")
+
+
+def tempered(method: str, given: Mapping[str, Any]) -> str | None:
+    """What τ < 1 means for the uncertainties shown; None for the posterior itself."""
+    from fedual import methods
+
+    tau = {**methods.settings(method), **given}.get("tau", 1.0)
+    if tau >= 1:
+        return None
+    return f"{method}: q_g is tempered, τ = {tau:g}; it counts every example {1 / tau:g} times."
+
+
+def console() -> Console:
+    """Where tables go: stdout, which is as wide as needed where it is no terminal."""
+    return Console() if Console().is_terminal else Console(width=200)
+
+
+def free(folder: Path) -> Path:
+    """The first of folder, folder-2, folder-3, … that does not exist."""
+    number, found = 1, folder
+    while found.exists():
+        number += 1
+        found = folder.with_name(f"{folder.name}-{number}")
+    return found

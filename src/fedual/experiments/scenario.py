@@ -1,0 +1,253 @@
+"""Read a scenario: its TOML file, then a preset, then the settings given by hand.
+
+[data]     name, fraction of the training examples that is used
+[split]    kind (dirichlet | homogeneous | two-class), clients, what the kind may be told
+[model]    name, settings of `fedual.models.build`
+[train]    arguments of `fedual.training.fit`
+[method.NAME]         settings of `fedual.methods.build`; [method.NAME.train] wins over [train]
+[preset.NAME.TABLE]   laid over TABLE when the preset is asked for
+[sweep.NAME]          lists of values to try; every combination is a trial
+"""
+
+import os
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
+from inspect import signature
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedual.errors import InputError
+from fedual.experiments.schema import (
+    DATA,
+    SPLIT,
+    SPLITS,
+    TRAIN,
+    Keys,
+    check_file,
+    check_table,
+    check_type,
+    known,
+    parse_setting,
+)
+
+if TYPE_CHECKING:
+    from fedual.admm import Method
+    from fedual.experiments.federation import Federation
+    from fedual.training import Run
+
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One method on one scenario, with all that was said about it; what was left unsaid keeps fedual's defaults."""
+
+    name: str
+    title: str
+    preset: str | None
+    data: Table
+    split: Table
+    model: Table
+    train: Table
+    method: str
+    settings: Table
+    sweep: Table
+
+    def build(self) -> "Method":
+        """The method with its settings."""
+        from fedual import methods
+
+        return methods.build(self.method, **self.settings)
+
+    def materialise(
+        self, seed: int, root: str | os.PathLike[str] | None = None, validation: float = 0.0
+    ) -> "Federation":
+        """Load the data and draw network, subset and split from the seed: see `federation.materialise`."""
+        from fedual.experiments.federation import materialise
+
+        return materialise(self, seed, root, validation)
+
+    def override(self, key: str, value: Any, where: str) -> "Scenario":
+        """Change one setting, named `table.key` or, where only one table has it, `key`; `where` it was given."""
+        tables = self._keys()
+        table, dot, name = key.partition(".")
+        if dot:
+            known("table", table, tables, where)
+        else:
+            name, having = key, [table for table, keys in tables.items() if key in keys]
+            if len(having) > 1:
+                choices = " or ".join(f"{table}.{key}" for table in having)
+                raise InputError(f"{where}: {key!r} is a setting of {' and '.join(having)}: write {choices}.")
+            known("setting", key, [name for keys in tables.values() for name in keys], where)
+            table = having[0]
+        check_table(table, {name: value}, tables[table], where)
+        field = "settings" if table == "method" else table
+        return replace(self, **{field: {**getattr(self, field), name: value}})
+
+    def trials(self) -> list[tuple[Table, "Scenario"]]:
+        """Every combination of the values in [sweep], with the scenario that has it."""
+        found = []
+        for values in product(*self.sweep.values()):
+            settings, trial = dict(zip(self.sweep, values, strict=True)), self
+            for key, value in settings.items():
+                trial = trial.override(key, value, f"scenario {self.name}, [sweep.{self.method}]")
+            found.append((settings, trial))
+        return found if self.sweep else []
+
+    def describe(self) -> Table:
+        """What stands in a run's config: everything but the sweep and the rounds, which a resumed run may add to."""
+        described = asdict(self)
+        del described["sweep"], described["train"]["rounds"]
+        return described
+
+    def _keys(self) -> dict[str, Keys]:
+        """The settings of each table that can be changed."""
+        from fedual import methods
+
+        own = _types(methods.settings(self.method))
+        return {"data": DATA, "split": SPLIT, "model": self._model_keys(), "train": TRAIN, "method": own}
+
+    def _model_keys(self) -> Keys:
+        from fedual import models
+
+        name = self.model["name"]
+        check_type("model.name", name, str, f"scenario {self.name}")
+        known("model", name, models.MODELS, f"scenario {self.name}")
+        arguments = signature(models.MODELS[name]).parameters.values()
+        return {"name": str, **_types({argument.name: argument.default for argument in arguments})}
+
+
+def names() -> list[str]:
+    """The scenarios that come with fedual."""
+    return sorted(path.name.removesuffix(".toml") for path in _shipped().iterdir() if path.name.endswith(".toml"))
+
+
+def read(name_or_path: str | os.PathLike[str]) -> tuple[str, Table]:
+    """Read a scenario file; its tables are checked, the settings of its methods are not.
+
+    Args:
+        name_or_path: one of `names()`, or the path of a file that ends in .toml.
+
+    Returns:
+        The scenario's name and its tables.
+
+    Raises:
+        InputError: no such scenario, or a file that is no scenario.
+    """
+    given = str(name_or_path)
+    if given.endswith(".toml"):
+        path, name = Path(given), Path(given).stem
+    else:
+        known("scenario", given, names(), "SCENARIO")
+        path, name = _shipped() / f"{given}.toml", given
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{given}: the scenario file cannot be read ({error.strerror}): check its path.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{given}: this is no TOML ({error}): correct the file.") from None
+    check_file(document, f"scenario {name}")
+    return name, document
+
+
+def load(
+    name_or_path: str | os.PathLike[str],
+    *,
+    preset: str | None = None,
+    sets: Sequence[str] = (),
+    method: str = "ivon-admm",
+) -> Scenario:
+    """Read a scenario for one method.
+
+    Args:
+        name_or_path: one of `names()`, or the path of a file that ends in .toml.
+        preset: one of the file's presets, laid over its tables.
+        sets: `key=value` each, applied last, in order: `lr=0.01`, `train.batch_size=16`, `split.clients=20`.
+        method: any of `fedual.methods.METHODS`; without a table in the file it has its default settings.
+
+    Raises:
+        InputError: a scenario, preset, method, table, key or value that does not exist or has the wrong type.
+    """
+    from fedual import methods
+
+    name, document = read(name_or_path)
+    where = f"scenario {name}"
+    presets = document.get("preset", {})
+    if preset is not None:
+        known("preset", preset, presets, where)
+        document = _laid_over(document, presets[preset])
+    for kind in ("method", "sweep"):
+        for other in document.get(kind, {}):
+            known("method", other, methods.NETWORKS, f"{where}, [{kind}.{other}]")
+    for other, table in document.get("method", {}).items():
+        settings = {key: value for key, value in table.items() if key != "train"}
+        check_table(f"method.{other}", settings, _types(methods.settings(other)), where)
+    table = dict(document.get("method", {}).get(method, {}))
+    train = {**document["train"], **table.pop("train", {})}
+    tables = {key: dict(document[key]) for key in ("data", "split", "model")}
+    sweep = document.get("sweep", {}).get(method, {})
+    scenario = Scenario(
+        name, document["title"], preset, **tables, train=train, method=method, settings=table, sweep=sweep
+    )
+    for text in sets:
+        scenario = scenario.override(*parse_setting(text), where=f"setting {text!r}")
+    _check(scenario, where)
+    return scenario
+
+
+def execute(
+    scenario: Scenario,
+    seed: int,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    validation: float = 0.0,
+    **options: Any,
+) -> "Run":
+    """Run a scenario with one seed.
+
+    Args:
+        scenario: what to run.
+        seed: of the network, the subset, the split and the run.
+        root: folder of the data sets.
+        validation: the part of every client's examples that takes the test set's place.
+        options: further arguments of `fedual.training.fit`: device, engine, out, resume, callbacks.
+    """
+    from fedual.training import fit
+
+    method = scenario.build()  # before any work: it refuses settings out of range
+    model, clients, test, scale, description = scenario.materialise(seed, root, validation)
+    given: Table = {"test": test, "scale": scale, "description": description, "seed": seed}
+    return fit(model, clients, method, **given, **scenario.train, **options)
+
+
+def _check(scenario: Scenario, where: str) -> None:
+    """What depends on more than one key."""
+    check_table("model", scenario.model, scenario._keys()["model"], where)
+    kind = scenario.split["kind"]
+    known("kind of split", kind, SPLITS, where)
+    for key in scenario.split.keys() - {"kind", "clients", *SPLITS[kind]}:
+        raise InputError(f"{where}: a {kind} split has no {key}: leave it out.")
+    fraction = scenario.data.get("fraction", 1.0)
+    if not 0 < fraction <= 1:
+        raise InputError(f"{where}: data.fraction = {fraction}: it must be above 0 and at most 1.")
+
+
+def _laid_over(below: Table, above: Table) -> Table:
+    """Merge two tables, and the tables in them: what is above wins."""
+    merged = dict(below)
+    for key, value in above.items():
+        merged[key] = _laid_over(below.get(key, {}), value) if isinstance(value, dict) else value
+    return merged
+
+
+def _types(defaults: Table) -> dict[str, type | None]:
+    """The types that settings take after their defaults: None says nothing, and TOML writes tuples as lists."""
+    kinds = {type(None): None, tuple: list}
+    return {key: kinds.get(type(value), type(value)) for key, value in defaults.items()}
+
+
+def _shipped():
+    return files("fedual.experiments") / "scenarios"

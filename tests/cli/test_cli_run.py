@@ -1,0 +1,136 @@
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_training import Fake, record_of
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedual.cli import build
+from fedual.cli.progress import progress
+from fedual.errors import InputError
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
+    training = pytest.importorskip("fedual.training")
+    stand_in = Fake()
+    monkeypatch.setattr(training, "fit", stand_in.fit)
+    monkeypatch.chdir(tmp_path)
+    return stand_in
+
+
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(build(), ["run", *arguments])
+    if done.exception:
+        raise done.exception
+    return done.output
+
+
+def test_without_arguments_it_runs_the_default_scenario(fake: Fake):
+    output = run()
+    (asked,) = fake.asked
+    assert (asked["rounds"], len(asked["clients"]), asked["seed"]) == (20, 10, 0)
+    assert (asked["device"], asked["engine"], asked["resume"]) == ("auto", "vectorised", False)
+    assert (asked["batch_size"], asked["local_epochs"]) == (32, 10)
+    assert asked["description"]["scenario"]["name"] == "digits-heterog-10"
+    assert "20 rounds" in output
+    assert "runs/digits-heterog-10-ivon-admm-0" in output
+
+
+def test_options_reach_fit(fake: Fake, tmp_path: Path):
+    options = "--method fedprox --rounds 3 --seed 7 --set lr=0.5 --set batch_size=16 --device cpu --engine sequential"
+    run("digits-homog-10", *options.split(), "--out", str(tmp_path / "here"), "--resume")
+    (asked,) = fake.asked
+    assert (asked["rounds"], asked["seed"], asked["batch_size"]) == (3, 7, 16)
+    assert (asked["device"], asked["engine"], asked["resume"]) == ("cpu", "sequential", True)
+    assert asked["out"] == tmp_path / "here"
+    assert asked["method"].solver.lr == 0.5
+
+
+def test_table_has_the_last_round_at_the_mean_and_under_q_and_says_that_it_is_tempered(fake: Fake):
+    output = run("--rounds", "2", "--set", "tau=0.25")
+    rows = [re.split(" {2,}", line.strip()) for line in output.splitlines() if "%" in line]
+    assert rows == [["at the mean", "75.0%", "0.500", "0.125"], ["under q_g", "37.5%", "0.250", "0.062"]]
+    assert "τ = 0.25; it counts every example 4 times" in output
+    assert "2 updates of clients were refused" in output
+
+
+def test_a_point_method_has_no_figures_under_q(fake: Fake):
+    output = run("--method", "fedavg", "--rounds", "1")
+    assert "at the mean" in output
+    assert "under q_g" not in output
+    assert "tempered" not in output
+
+
+def test_the_next_free_folder_unless_resumed(fake: Fake):
+    for more in ([], [], [], ["--resume"]):
+        run("--rounds", "1", *more)
+    base = Path("runs/digits-heterog-10-ivon-admm-0")
+    assert [asked["out"] for asked in fake.asked] == [base, *(Path(f"{base}-{n}") for n in (2, 3)), base]
+
+
+def test_json_is_the_last_line(fake: Fake):
+    fake.nll = lambda method, asked: math.nan
+    last = json.loads(run("--rounds", "2", "--json").splitlines()[-1], parse_constant=pytest.fail)
+    assert {key: last[key] for key in ("scenario", "method", "seed", "rounds")} == {
+        "scenario": "digits-heterog-10",
+        "method": "ivon-admm",
+        "seed": 0,
+        "rounds": 2,
+    }
+    assert last["last"]["round"] == 2
+    assert last["last"]["nll"] is None  # JSON has no NaN
+    assert Path(last["path"]).is_dir()
+    assert last["seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["digits"], "unknown scenario"),
+        (["--method", "fedavgg"], "did you mean fedavg"),
+        (["--set", "lrr=1"], "did you mean lr"),
+        (["--preset", "paper"], "unknown preset"),
+        (["--set", "lr=-1"], "lr = -1: it must be a positive"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(fake: Fake, arguments: list[str], message: str):
+    with pytest.raises(InputError, match=message):
+        run(*arguments)
+    assert not fake.asked
+    assert not Path("runs").exists()
+
+
+def test_help_does_not_load_torch():
+    code = (
+        "import sys; from fedual.cli import main; sys.argv = ['fedual', 'run', '--help']\n"
+        "try: main()\nfinally: assert 'torch' not in sys.modules"
+    )
+    assert "--preset" in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def show(terminal: bool) -> str:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
+    with progress(console) as watch:
+        callback = watch("a run", 5)
+        callback(None, None)
+        callback(None, record_of(2, 0.375))  # resumed after round 1
+        callback(None, {**record_of(3, 0.25), "accuracy": None, "nll": None})  # a round that was not evaluated
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_progress_shows_the_round_and_the_last_figures_known():
+    shown = show(terminal=True)
+    for words in ("a run", "3/5", "9 clients", "1 refused", "accuracy 75.0%", "NLL 0.375"):
+        assert words in shown
+    assert "\x1b[31m1 refused" in shown  # in red
+
+
+def test_progress_is_quiet_where_there_is_no_terminal():
+    assert show(terminal=False) == ""
