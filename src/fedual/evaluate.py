@@ -1,0 +1,278 @@
+"""How good a posterior is: accuracy, NLL, Brier score and calibration, at the mean m_g and under q_g.
+
+Under q_g the predictive is the mixture of the networks of S draws, and is kept as its logarithm throughout:
+
+    log p(y | x) = log 1/S Σ_m p(y | x, θ_m),        θ_m ~ q_g
+
+Draws are a function of the seed on a given device; they do not depend on the sizes of slices and batches.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedual.errors import DomainError, InputError
+from fedual.families import FixedPrecision, Gaussian, Isotropic, check
+from fedual.solvers.network import Network
+
+Loss = Literal["cross_entropy", "mse"]
+"""What a network's outputs mean: logits of classes, or the mean of a Gaussian of unit variance."""
+
+SLICE = 1 << 25
+"""At most this many sampled parameters are held at a time (128 MiB in single precision), but one θ at least."""
+
+
+def accuracy(probabilities: Tensor, labels: Tensor) -> float:
+    """The share of examples whose most probable class is the right one.
+
+    Args:
+        probabilities: `(N, C)`.
+        labels: Class numbers `(N,)`.
+    """
+    labels = _labels(probabilities, labels)
+    return float((probabilities.argmax(-1) == labels).double().mean())
+
+
+def nll(log_probabilities: Tensor, labels: Tensor) -> float:
+    """−1/N Σ_n log p_n[y_n].
+
+    Args:
+        log_probabilities: `(N, C)`: logarithms, because a small probability underflows before its logarithm does.
+        labels: Class numbers `(N,)`.
+    """
+    labels = _labels(log_probabilities, labels)
+    if (log_probabilities > 1e-3).any():
+        raise InputError("nll got numbers above 0: give log-probabilities, e.g. log_softmax of a network's outputs.")
+    return -float(log_probabilities.gather(-1, labels[:, None]).double().mean())
+
+
+def brier(probabilities: Tensor, labels: Tensor) -> float:
+    """1/N Σ_n Σ_c (p_n[c] − 1[y_n = c])², between 0 and 2.
+
+    Args:
+        probabilities: `(N, C)`.
+        labels: Class numbers `(N,)`.
+    """
+    labels = _labels(probabilities, labels)
+    truth = F.one_hot(labels, probabilities.shape[-1])
+    return float((probabilities.double() - truth).square().sum(-1).mean())
+
+
+def ece(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Expected calibration error Σ_b n_b/N |accuracy_b − confidence_b|.
+
+    The bins (0, 1/15], (1/15, 2/15], … have equal width over the confidence of the predicted class.
+
+    Args:
+        probabilities: `(N, C)`.
+        labels: Class numbers `(N,)`.
+        bins: How many.
+    """
+    labels = _labels(probabilities, labels)
+    confidence, predicted = probabilities.max(-1)
+    edges = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device)
+    member = F.one_hot(torch.bucketize(confidence, edges[1:-1]), bins).double()
+    # n_b cancels: what is left of a bin is the sum of its gaps. A product, since bincount is not deterministic on CUDA
+    gaps = (predicted == labels).double() - confidence.double()
+    return float((gaps @ member).abs().sum()) / len(labels)
+
+
+def rmse(prediction: Tensor, target: Tensor) -> float:
+    """√(mean (f − y)²) over all examples and outputs, for a prediction and a target of the same shape."""
+    return math.sqrt(float((prediction.double() - target).square().mean()))
+
+
+def gaussian_nll(outputs: Tensor, target: Tensor) -> float:
+    """−1/(N D) Σ_n log 1/S Σ_m N(y_n | f_mn, I): the mixture's NLL an output; S = 1 gives mean ½(f − y)² + ½ log 2π.
+
+    Args:
+        outputs: f `(S, N, D)`, of S networks.
+        target: y `(N, D)`.
+    """
+    error = (outputs.double() - target).square().sum(-1)
+    log_density = (-error / 2).logsumexp(0) - math.log(len(outputs))
+    return -float(log_density.mean()) / target.shape[-1] + math.log(2 * math.pi) / 2
+
+
+def evaluate(
+    network: Network,
+    family: Gaussian,
+    lam_g: Tensor,
+    test: tuple[Tensor, Tensor],
+    *,
+    transform: Callable[[Tensor], Tensor],
+    loss: Loss = "cross_entropy",
+    samples: int = 32,
+    seed: int = 0,
+    batch_size: int = 4096,
+) -> dict[str, float]:
+    """The metrics of q_g on a test set.
+
+    With "cross_entropy": `accuracy`, `nll`, `brier`, `ece`; with "mse": `rmse` and `nll` of a Gaussian of unit
+    variance. Plain names are figures at the mean m_g; names with the suffix `_mc` are figures under q_g, whose
+    predictive is averaged over `samples` draws. Families of fixed precision (`Isotropic`, `FixedPrecision`) have no
+    figures under q_g: their spread is the prior's, and what FedAvg, ADMM and their like learn is a point.
+
+    Args:
+        network: The model.
+        family: Of q_g.
+        lam_g: λ_g `(R, P)`.
+        test: Inputs `(N, ...)` as they are stored, and class numbers `(N,)` or targets `(N,)` or `(N, D)`.
+        transform: Turns a batch of stored inputs, already on the network's device, into what the network sees.
+        loss: What the outputs mean.
+        samples: S; 0 leaves the figures under q_g out.
+        seed: Of the draws.
+        batch_size: How many examples go through at a time, counted once for each network they go through.
+
+    Raises:
+        InputError: Arguments that do not fit together.
+        DomainError: Outputs that are NaN.
+    """
+    x, y = test
+    check(family, lam_g, "λ_g")
+    if len(x) != len(y):
+        raise InputError(f"{len(x)} test inputs have {len(y)} labels: give one label to each input.")
+    metrics = {"cross_entropy": _class_metrics, "mse": _regression_metrics}[known_loss(loss)]
+    figures = lambda draws: metrics(forward(network, draws, x, transform, batch_size), y.to(network.device))
+    found = figures([family.mean(lam_g)[None]])
+    if is_point(family) or not check_count("samples", samples, 0):
+        return found
+    return found | {f"{name}_mc": value for name, value in figures(slices(family, lam_g, samples, seed)).items()}
+
+
+def is_point(family: Gaussian) -> bool:
+    """True for families of fixed precision: the spread of q_g is then the prior's, not learned."""
+    return isinstance(family, Isotropic | FixedPrecision)
+
+
+def slices(family: Gaussian, lam: Tensor, samples: int, seed: int) -> Iterator[Tensor]:
+    """S draws of θ ~ q from `lam` `(R, P)`, in slices `(M, P)` of at most `SLICE` numbers.
+
+    They are drawn one θ at a time, so that neither the size of a slice nor S changes the m-th of them.
+    """
+    check_count("samples", samples, 1)
+    if not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        raise InputError(f"seed = {seed!r}: it must be a whole number from 0 to 2⁶³ − 1.")
+    generator = torch.Generator(lam.device).manual_seed(seed)
+    most = max(1, SLICE // lam.shape[-1])
+    for start in range(0, samples, most):
+        count = min(most, samples - start)
+        yield torch.cat([family.sample(lam, 1, generator) for _ in range(count)])
+
+
+class Piece(NamedTuple):
+    """Outputs `(M, B, ...)` of a slice of networks for the examples `rows` of `of`."""
+
+    outputs: Tensor
+    rows: slice
+    of: int
+
+
+def forward(
+    network: Network,
+    draws: Iterable[Tensor],
+    x: Tensor,
+    transform: Callable[[Tensor], Tensor],
+    batch_size: int,
+) -> Iterator[Piece]:
+    """The outputs of every drawn network `(M, P)` for every example, `batch_size` of them at a time."""
+    check_count("batch_size", batch_size, 1)
+    if not len(x):
+        raise InputError("There are no inputs (0 examples): give at least one.")
+    for theta in draws:
+        if (theta.shape[-1], theta.dtype) != (network.dim, network.dtype):
+            own, its = f"{theta.shape[-1]} parameters ({theta.dtype})", f"{network.dim} ({network.dtype})"
+            raise InputError(f"q is over {own}, the network has {its}: make them the same.")
+        examples = max(1, batch_size // len(theta))
+        for start in range(0, len(x), examples):
+            rows = slice(start, min(start + examples, len(x)))
+            with torch.no_grad():
+                outputs = network.many(theta, transform(x[rows].to(network.device)))
+            yield Piece(outputs, rows, len(x))
+
+
+def class_predictive(pieces: Iterable[Piece]) -> tuple[Tensor, Tensor]:
+    """Log of the averaged probabilities `(N, C)`, and the mean entropy of what was averaged `(N,)`."""
+    log_total, entropy, count = torch.empty(0), torch.empty(0), 0
+    for outputs, rows, of in pieces:
+        if outputs.dim() != 3:
+            shape = tuple(outputs.shape[1:])
+            raise InputError(f"The network's outputs have shape {shape} for a batch: classes need (batch, classes).")
+        if not count:
+            log_total = outputs.new_full((of, outputs.shape[-1]), -math.inf)
+            entropy = outputs.new_zeros(of)
+        log_p = outputs.log_softmax(-1)
+        log_total[rows] = torch.logaddexp(log_total[rows], log_p.logsumexp(0))
+        entropy[rows] += torch.special.entr(log_p.exp()).sum((0, -1))
+        count += len(outputs) if rows.start == 0 else 0
+    _refuse_nan(log_total.isnan().any(-1))
+    return log_total - math.log(count), entropy / count
+
+
+def regression_outputs(pieces: Iterable[Piece]) -> Tensor:
+    """What every network predicts, `(S, N, D)`, all of it: targets are few where classes can be many."""
+    draws: list[list[Tensor]] = []
+    for outputs, rows, _ in pieces:
+        draws += [[]] if rows.start == 0 else []
+        draws[-1].append(outputs.flatten(2) if outputs.dim() > 2 else outputs[..., None])
+    found = torch.cat([torch.cat(batches, 1) for batches in draws])
+    _refuse_nan(found.isnan().any(-1).any(0))
+    return found
+
+
+def known_loss(loss: str) -> Loss:
+    """Refuse a loss that gives outputs no meaning."""
+    if loss not in get_args(Loss):
+        raise InputError(f"Unknown loss {loss!r}: choose one of {', '.join(get_args(Loss))}.")
+    return loss  # pyright: ignore[reportReturnType]
+
+
+def check_count(name: str, value: int, least: int) -> int:
+    """Refuse what is not a whole number of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InputError(f"{name} = {value!r}: it must be a whole number of at least {least}.")
+    return value
+
+
+def _class_metrics(pieces: Iterable[Piece], labels: Tensor) -> dict[str, float]:
+    log_p, _ = class_predictive(pieces)
+    p = log_p.exp()
+    return {
+        "accuracy": accuracy(p, labels),
+        "nll": nll(log_p, labels),
+        "brier": brier(p, labels),
+        "ece": ece(p, labels),
+    }
+
+
+def _regression_metrics(pieces: Iterable[Piece], target: Tensor) -> dict[str, float]:
+    outputs = regression_outputs(pieces)
+    target = target.flatten(1) if target.dim() > 1 else target[:, None]
+    if outputs.shape[1:] != target.shape:
+        shapes = f"{tuple(outputs.shape[1:])} for targets {tuple(target.shape)}"
+        raise InputError(f"The network's outputs are {shapes}: make them the same.")
+    return {"rmse": rmse(outputs.mean(0), target), "nll": gaussian_nll(outputs, target)}
+
+
+def _refuse_nan(examples: Tensor) -> None:
+    """Refuse if any of the marks `(N,)` is set."""
+    if bad := int(examples.sum()):
+        raise DomainError(
+            f"The network's outputs are NaN for {bad} of {len(examples)} examples: check the inputs and their scale, "
+            "or train with smaller steps."
+        )
+
+
+def _labels(predicted: Tensor, labels: Tensor) -> Tensor:
+    """The labels as int64 on the predictions' device, if they fit."""
+    if predicted.dim() != 2 or labels.shape != predicted.shape[:1] or not len(labels):
+        shapes = f"{tuple(predicted.shape)} and {tuple(labels.shape)}"
+        raise InputError(f"Predictions and labels have shapes {shapes}: give (N, C) and (N,) with N ≥ 1.")
+    if labels.is_floating_point() or labels.min() < 0 or labels.max() >= predicted.shape[-1]:
+        found = f"{labels.dtype} from {labels.min().item()} to {labels.max().item()}"
+        raise InputError(f"The labels are {found}: give class numbers 0 to {predicted.shape[-1] - 1}.")
+    return labels.to(predicted.device, torch.int64)

@@ -1,0 +1,172 @@
+"""The paper's networks, by name.
+
+| name        | network                                                        | inputs        | parameters |
+|-------------|----------------------------------------------------------------|---------------|------------|
+| `mlp`       | 784-200-100-10, sigmoid                                        | (N, 784, …)   | 178 110    |
+| `zenke-cnn` | four 3×3 convolutions, two linear layers, dropout              | (N, 3, 32, 32)| 1 250 858  |
+| `acar-cnn`  | two 5×5 convolutions, three linear layers                      | (N, 3, 32, 32)| 797 962    |
+| `resnet20`  | 20 layers, GroupNorm, shortcuts without parameters             | (N, 3, H, W)  | 275 572    |
+
+None keeps batch statistics, and all work under `torch.func.vmap` with a batch of weights. Initial weights come from
+torch's global generator: call `torch.manual_seed` first.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedual.errors import InputError
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU, "tanh": nn.Tanh}
+"""The activations that `mlp` knows."""
+
+
+def mlp(
+    inputs: int = 784, hidden: Sequence[int] = (200, 100), outputs: int = 10, activation: str = "sigmoid"
+) -> nn.Sequential:
+    """A multilayer perceptron on flattened inputs, with biases and PyTorch's default initialisation.
+
+    Args:
+        inputs: Numbers in one example, e.g. 28 · 28.
+        hidden: Width of each hidden layer; none makes a linear model.
+        outputs: Classes, or targets of a regression.
+        activation: One of `ACTIVATIONS`.
+    """
+    if activation not in ACTIVATIONS:
+        raise InputError(f"Unknown activation {activation!r}: {_hint(activation, ACTIVATIONS)}")
+    if isinstance(hidden, str) or not isinstance(hidden, Sequence):
+        raise InputError(f"hidden = {hidden!r}: give the width of each hidden layer, e.g. (200, 100).")
+    _check_widths(inputs=inputs, outputs=outputs, **{f"hidden[{i}]": width for i, width in enumerate(hidden)})
+    widths = [inputs, *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+
+
+def zenke_cnn(outputs: int = 10) -> nn.Sequential:
+    """The CNN of Zenke et al. (2017) for images (N, 3, 32, 32)."""
+    _check_widths(outputs=outputs)
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(2304, 512),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(512, outputs),
+    )
+
+
+def acar_cnn(outputs: int = 10) -> nn.Sequential:
+    """The CNN of Acar et al. (2021) for images (N, 3, 32, 32)."""
+    _check_widths(outputs=outputs)
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(1600, 384),
+        nn.ReLU(),
+        nn.Linear(384, 192),
+        nn.ReLU(),
+        nn.Linear(192, outputs),
+    )
+
+
+def resnet20(outputs: int = 100, in_channels: int = 3) -> nn.Sequential:
+    """ResNet-20 of He et al. (2016) for images (N, in_channels, H, W), with GroupNorm in place of BatchNorm.
+
+    Widths 16, 32, 64, three blocks each; shortcuts have no parameters (option A); the weights of convolutions and of
+    the last layer are Kaiming-normal.
+    """
+    _check_widths(outputs=outputs, in_channels=in_channels)
+    widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
+    blocks = [_Block(before, after) for before, after in pairwise(widths)]
+    model = nn.Sequential(
+        *_convolution(in_channels, widths[0]),
+        nn.ReLU(),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(widths[-1], outputs),
+    )
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight)
+    return model
+
+
+class _Block(nn.Module):
+    """relu(x' + f(x)): f is two convolutions, x' is x, subsampled and padded with zero channels where f widens it."""
+
+    def __init__(self, before: int, after: int):
+        super().__init__()
+        self.stride, self.padding = (1, 0) if before == after else (2, after - before)
+        self.residual = nn.Sequential(*_convolution(before, after, self.stride), nn.ReLU(), *_convolution(after, after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x[..., :: self.stride, :: self.stride]
+        front = self.padding // 2
+        shortcut = F.pad(shortcut, (0, 0, 0, 0, front, self.padding - front))
+        return F.relu(shortcut + self.residual(x))
+
+
+def _convolution(before: int, after: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    return nn.Conv2d(before, after, 3, stride, padding=1, bias=False), nn.GroupNorm(2, after)
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "zenke-cnn": zenke_cnn,
+    "acar-cnn": acar_cnn,
+    "resnet20": resnet20,
+}
+"""Every network by its name."""
+
+
+def build(name: str, **settings: Any) -> nn.Module:
+    """The network `name` of `MODELS`.
+
+    Args:
+        name: One of `MODELS`.
+        **settings: Arguments of that function, e.g. `outputs=100`.
+
+    Raises:
+        InputError: An unknown name or setting, or a value that makes no network.
+    """
+    if name not in MODELS:
+        raise InputError(f"Unknown model {name!r}: {_hint(name, MODELS)}")
+    known = inspect.signature(MODELS[name]).parameters
+    if unknown := [key for key in settings if key not in known]:
+        raise InputError(f"The model {name} has no setting {unknown[0]!r}: {_hint(unknown[0], known)}")
+    return MODELS[name](**settings)
+
+
+def _hint(name: Any, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.4)
+    return f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}."
+
+
+def _check_widths(**widths: Any) -> None:
+    for name, width in widths.items():
+        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
+            raise InputError(f"{name} = {width!r}: it must be a whole number of at least 1.")
