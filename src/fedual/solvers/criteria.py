@@ -1,0 +1,143 @@
+"""Losses of one example by name, and their curvature in the network's outputs.
+
+| name | ℓ(f, y) | H = ∂²ℓ/∂f² |
+|---|---|---|
+| cross_entropy | −log softmax(f)_y | diag(p) − ppᵀ, p = softmax(f) |
+| mse | ½ ‖f − y‖²: a Gaussian of unit variance | I |
+| binary_cross_entropy | Σ_c log(1 + exp f_c) − y_c f_c | diag(σ(f) (1 − σ(f))) |
+| poisson | Σ_c exp f_c − y_c f_c | diag(exp f) |
+
+A batch is never summed here: who calls weights the examples, and sets the weight of padding to 0.
+"""
+
+import difflib
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import jacrev, vmap
+
+from fedual.errors import InputError
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+"""Outputs (B, ...) and targets (B, ...) to losses (B,)."""
+
+
+def criterion(loss: str | Criterion) -> Criterion:
+    """The per-example loss of a name; a callable is returned as it is.
+
+    Args:
+        loss: "cross_entropy" takes outputs (B, C) and labels (B,); the others take targets of the outputs' shape,
+            where (B,) and (B, 1) are the same.
+
+    Raises:
+        InputError: An unknown name; and, from the criterion, targets that do not fit the outputs.
+    """
+    return loss if callable(loss) else _LOSSES[_known(loss)]
+
+
+def hessian_factors(loss: str | Criterion) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The Hessians in the outputs, H_i = Σ_c s_ic v_ic v_icᵀ, as a function of outputs (B, *O) and targets (B, ...).
+
+    The function returns v (C, B, *O) and s (C, B), where C is the number of outputs of one example: for softmax
+    s_c = p_c and v_c = e_c − p; for losses that are sums over outputs v_c = e_c; for any other loss the
+    eigendecomposition of the Hessian that automatic differentiation finds. s is negative where a loss is not convex.
+    """
+    if callable(loss):
+        return lambda outputs, y: _eigen(loss, outputs, y)
+    return _CURVATURES[_known(loss)]
+
+
+def _known(name: str) -> str:
+    if name not in _LOSSES:
+        near = difflib.get_close_matches(str(name).lower(), _LOSSES, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(_LOSSES)}, or give a callable."
+        raise InputError(f"Unknown loss {name!r}: {hint}")
+    return name
+
+
+def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    if outputs.dim() != 2 or y.shape != outputs.shape[:1] or y.is_floating_point():
+        raise InputError(
+            f"cross_entropy got outputs {tuple(outputs.shape)} and targets {tuple(y.shape)} of {y.dtype}: "
+            "it takes outputs (B, C) and whole labels (B,)."
+        )
+    return F.cross_entropy(outputs, y.long(), reduction="none")
+
+
+def _mse(outputs: Tensor, y: Tensor) -> Tensor:
+    return _per_example((outputs - _aligned("mse", outputs, y)).square() / 2)
+
+
+def _binary_cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    y = _aligned("binary_cross_entropy", outputs, y)
+    return _per_example(F.binary_cross_entropy_with_logits(outputs, y, reduction="none"))
+
+
+def _poisson(outputs: Tensor, y: Tensor) -> Tensor:
+    return _per_example(outputs.exp() - _aligned("poisson", outputs, y) * outputs)
+
+
+def _aligned(name: str, outputs: Tensor, y: Tensor) -> Tensor:
+    """Targets in the outputs' shape and type: broadcasting (B, 1) with (B,) would pair each with all."""
+    wide = (len(outputs), 1)
+    if y.shape != outputs.shape and not (y.shape in (wide, wide[:1]) and outputs.shape in (wide, wide[:1])):
+        raise InputError(
+            f"{name} got outputs {tuple(outputs.shape)} and targets {tuple(y.shape)}: "
+            "they must have the same shape, or be (B,) and (B, 1)."
+        )
+    return y.reshape(outputs.shape).to(outputs.dtype)
+
+
+def _per_example(values: Tensor) -> Tensor:
+    return values.reshape(len(values), -1).sum(1)
+
+
+def _softmax(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    p = outputs.softmax(-1)
+    return _basis(outputs) - p, p.T
+
+
+def _elementwise(second: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def factors(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return _basis(outputs), second(outputs).reshape(len(outputs), -1).T
+
+    return factors
+
+
+def _basis(outputs: Tensor) -> Tensor:
+    """e_1, …, e_C, each once for every example: (C, B, *O)."""
+    num = outputs[0].numel()
+    eye = torch.eye(num, dtype=outputs.dtype, device=outputs.device)
+    return eye[:, None].expand(num, len(outputs), num).reshape(num, *outputs.shape)
+
+
+def _eigen(loss: Criterion, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def one(output: Tensor, target: Tensor) -> Tensor:
+        value = loss(output[None], target[None])
+        if value.shape != (1,):
+            raise InputError(
+                f"The loss returns shape {tuple(value.shape)} for one example: it must return one value an example, "
+                "as with reduction='none'."
+            )
+        return value[0]
+
+    num = outputs[0].numel()
+    matrices = vmap(jacrev(jacrev(one)))(outputs, y).reshape(len(outputs), num, num)
+    values, vectors = torch.linalg.eigh(matrices)
+    return vectors.permute(2, 0, 1).reshape(num, *outputs.shape), values.T
+
+
+_LOSSES: dict[str, Criterion] = {
+    "cross_entropy": _cross_entropy,
+    "mse": _mse,
+    "binary_cross_entropy": _binary_cross_entropy,
+    "poisson": _poisson,
+}
+_CURVATURES = {
+    "cross_entropy": _softmax,
+    "mse": _elementwise(torch.ones_like),
+    "binary_cross_entropy": _elementwise(lambda f: f.sigmoid() * (-f).sigmoid()),
+    "poisson": _elementwise(torch.exp),
+}
