@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp, softmax
 from torch import Tensor, nn
 
-from fedual import evaluate as module
 from fedual.errors import DomainError, InputError
-from fedual.evaluate import Loss, accuracy, brier, ece, evaluate, gaussian_nll, nll, rmse, slices
+from fedual.evaluate import Loss, accuracy, brier, draws, ece, evaluate, gaussian_nll, nll, rmse
 from fedual.families import Diagonal, FixedPrecision, Gaussian, Isotropic
 from fedual.models import mlp
 from fedual.solvers.network import Network
@@ -155,7 +154,7 @@ def logits(network: Network, theta: Tensor, x: Tensor) -> np.ndarray:
 
 def test_evaluate_at_the_mean_and_under_q(problem):
     network, lam, (x, y) = problem
-    theta = torch.cat(list(slices(Diagonal(), lam, 6, seed=5)))
+    theta = torch.stack(list(draws(Diagonal(), lam, 6, seed=5)))
     at_mean = log_softmax(logits(network, Diagonal().mean(lam)[None], x / 2.0)[0], -1)
     mixture = np.log(softmax(logits(network, theta, x / 2.0), -1).mean(0))
     wanted = loops(at_mean, y.numpy()) | {f"{name}_mc": v for name, v in loops(mixture, y.numpy()).items()}
@@ -164,29 +163,19 @@ def test_evaluate_at_the_mean_and_under_q(problem):
     assert found["nll"] != pytest.approx(found["nll_mc"])
 
 
-def test_evaluate_does_not_depend_on_batches_and_slices(problem, monkeypatch):
+@pytest.mark.parametrize("batch_size", [1, 10, 36, 1000])
+def test_evaluate_does_not_depend_on_batches(problem, batch_size: int):
     network, lam, test = problem
+    seen: list[int] = []
+
+    def watch(x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return halve(x)
+
     whole = evaluate(network, Diagonal(), lam, test, transform=halve, samples=7)
-    for batch_size in (1, 10, 36, 1000):
-        for held in (1, 2 * network.dim, 3 * network.dim + 1):
-            monkeypatch.setattr(module, "SLICE", held)
-            parts = evaluate(network, Diagonal(), lam, test, transform=halve, samples=7, batch_size=batch_size)
-            assert parts == pytest.approx(whole, abs=1e-12)
-
-
-def test_evaluate_holds_no_more_than_it_is_allowed(problem, monkeypatch):
-    network, lam, test = problem
-    seen: list[tuple[int, int]] = []
-
-    class Watched(Network):
-        def many(self, theta: Tensor, x: Tensor) -> Tensor:
-            seen.append((theta.numel(), len(theta) * len(x)))
-            return super().many(theta, x)
-
-    monkeypatch.setattr(module, "SLICE", 3 * network.dim)
-    evaluate(Watched(network.model, network.names), Diagonal(), lam, test, transform=halve, samples=8, batch_size=9)
-    assert max(numbers for numbers, _ in seen) == 3 * network.dim
-    assert max(rows for _, rows in seen) == 9
+    parts = evaluate(network, Diagonal(), lam, test, transform=watch, samples=7, batch_size=batch_size)
+    assert parts == pytest.approx(whole, abs=1e-12)
+    assert max(seen) == min(batch_size, 37)
 
 
 def test_evaluate_is_a_function_of_the_seed(problem):
@@ -200,13 +189,12 @@ def test_evaluate_is_a_function_of_the_seed(problem):
     assert run(5)["nll"] == first["nll"]
 
 
-def test_the_mth_draw_depends_on_the_seed_alone(problem, monkeypatch):
+def test_the_mth_draw_depends_on_the_seed_alone(problem):
     _, lam, _ = problem
-    whole = torch.cat(list(slices(Diagonal(), lam, 5, seed=3)))
-    monkeypatch.setattr(module, "SLICE", 2 * lam.shape[-1])
-    parts = list(slices(Diagonal(), lam, 7, seed=3))
-    assert [len(part) for part in parts] == [2, 2, 2, 1]
-    assert torch.equal(torch.cat(parts)[:5], whole)
+    few, many = list(draws(Diagonal(), lam, 5, seed=3)), list(draws(Diagonal(), lam, 7, seed=3))
+    assert len(many) == 7
+    assert all(torch.equal(a, b) for a, b in zip(few, many, strict=False))
+    assert len({float(theta[0]) for theta in many}) == 7
 
 
 def test_identical_samples_are_the_mean(problem):
@@ -243,7 +231,7 @@ def test_evaluate_a_regression(outputs: int):
     lam = Diagonal().natural(network.initial(), 3.0)
     rng = np.random.default_rng(1)
     x, y = torch.tensor(rng.normal(size=(11, 3))), rng.normal(size=(11, outputs))
-    f = logits(network, torch.cat(list(slices(Diagonal(), lam, 5, seed=2))), x / 2)
+    f = logits(network, torch.stack(list(draws(Diagonal(), lam, 5, seed=2))), x / 2)
     m = logits(network, network.initial()[None], x / 2)[0]
     log_density = (-((f - y) ** 2) / 2 - np.log(2 * np.pi) / 2).sum(-1)
     wanted = {
@@ -300,7 +288,7 @@ def test_bad_arguments_are_refused(problem, change: dict, complaint: str):
 def test_outputs_that_are_no_classes_are_refused(problem):
     network = Network(nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)))
     lam = Diagonal().natural(network.initial())
-    with pytest.raises(InputError, match=r"classes need \(batch, classes\)"):
+    with pytest.raises(InputError, match=r"classes need \(N, C\)"):
         evaluate(network, Diagonal(), lam, problem[2], transform=halve)
 
 

@@ -22,11 +22,11 @@ from fedual.evaluate import (
     Loss,
     check_count,
     class_predictive,
+    draws,
     forward,
     is_point,
     known_loss,
     regression_outputs,
-    slices,
 )
 from fedual.families import Diagonal, FixedPrecision, Full, Gaussian, Isotropic, check
 from fedual.models import MODELS, build
@@ -111,7 +111,7 @@ class Posterior:
 
     def sample(self, n: int, seed: int = 0) -> Tensor:
         """`n` draws of θ, `(n, P)`: those that `predict` uses with the same seed."""
-        return torch.cat(list(slices(self.family, self.lam, n, seed)))
+        return torch.stack(list(draws(self.family, self.lam, n, seed)))
 
     def transform(self, x: Tensor) -> Tensor:
         """Stored inputs `(B, ...)` as the network sees them: x / scale."""
@@ -129,18 +129,18 @@ class Posterior:
             x: Inputs `(N, ...)` as they are stored; they are divided by `scale`.
             samples: Draws of θ to average over; 0 predicts at the mean, as families of fixed precision always do.
             seed: Of the draws.
-            batch_size: How many inputs go through at a time, counted once for each network they go through.
+            batch_size: How many inputs go through the network at a time.
 
         Returns:
             A `Prediction` with "cross_entropy", a `RegressionPrediction` with "mse".
         """
         at_mean = not check_count("samples", samples, 0) or is_point(self.family)
-        draws = [self.mean[None]] if at_mean else slices(self.family, self.lam, samples, seed)
-        pieces = forward(self.network, draws, x, self.transform, batch_size)
+        thetas = [self.mean] if at_mean else draws(self.family, self.lam, samples, seed)
+        outputs = forward(self.network, thetas, x, self.transform, batch_size)
         if self.loss == "mse":
-            outputs = regression_outputs(pieces)
-            return RegressionPrediction(outputs.mean(0), outputs.std(0, correction=0))
-        log_p, sample_entropy = class_predictive(pieces)
+            f = regression_outputs(outputs)
+            return RegressionPrediction(f.mean(0), f.std(0, correction=0))
+        log_p, sample_entropy = class_predictive(outputs)
         probabilities = log_p.exp()
         entropy = torch.special.entr(probabilities).sum(-1)
         return Prediction(probabilities, entropy, entropy - sample_entropy)
