@@ -35,8 +35,8 @@ from fedual.solvers.criteria import Criterion, hessian_factors
 Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
 """The network of one client: its parameters by name and inputs (B, ...) to outputs (B, ...)."""
 
-# Numbers held at a time beside the parameters: with more than 64 MiB (in single precision) a CPU was slower, with as
-# little as that an H200 was 17 times slower on a CNN than with 1 GiB.
+# Numbers held at a time beside the parameters. 64 MiB in single precision: with 256 the general path was 1.5 times
+# slower on a CPU, the rules no faster. 1 GiB elsewhere: with 64 MiB an H200 was 17 times slower on a CNN.
 _FLOATS_CPU, _FLOATS_ELSEWHERE = 2**24, 2**28
 
 
