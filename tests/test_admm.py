@@ -8,7 +8,7 @@ from problems import CONJUGATE, full_gaussian, linear_bits, normal, poisson_coun
 
 from fedual import admm, methods
 from fedual.admm import Method, Totals, client_update, init, readmit, server_update, step, subproblem
-from fedual.duals import Expectation, Natural
+from fedual.duals import Expectation, Natural, Zero
 from fedual.errors import DomainError, InputError
 from fedual.families import Full, kl
 from fedual.servers import Blend, Relax
@@ -134,7 +134,7 @@ def test_prop1_clients_to_convergence_then_the_server_is_the_learning_rule(make)
         eta = moved.eta
     assert moved is not None
     assert relative(moved.lam[0], state.lam_g) < 1e-10
-    totals = Totals(4, 4.0, moved.lam.sum(0), 0.0, 0.0, 0.0)
+    totals = Totals(4, 4.0, moved.lam.sum(0))
     lam_g, _ = server_update(method, state.lam_g, state.prior, eta.sum(0), totals, 4)
     rule = methods.blr(problem.family, beta=1 / (1 + rho * 4))
     by_rule, _ = step(rule, state, problem.losses)
@@ -221,12 +221,13 @@ def test_what_a_solver_carries_follows_its_client():
 def test_a_dual_that_is_not_finite_is_refused():
     problem = full_gaussian(num_clients=3, dim=3)
 
-    def broken(problem, solution):
-        eta = solution.lam - problem.lam_g
-        eta[0] = torch.inf
-        return eta
+    class Broken(Zero):
+        def __call__(self, problem, solution):
+            eta = solution.lam - problem.lam_g
+            eta[0] = torch.inf
+            return eta
 
-    method = Method(problem.family, Exact(), broken, Blend(), 0.5)
+    method = Method(problem.family, Exact(), Broken(), Blend(), 0.5)
     after, info = step(method, init(method, problem.prior, 3), problem.losses)
     assert info.refused.tolist() == [True, False, False]
     assert after.eta_sum.isfinite().all()
@@ -245,7 +246,7 @@ def test_info_measures_the_residuals():
 
 def two(state) -> Totals:
     """What two clients send."""
-    return Totals(2, 2.0, state.lam.sum(0), 0.0, 0.0, 0.0)
+    return Totals(2, 2.0, state.lam.sum(0))
 
 
 class TestLostClient:

@@ -12,7 +12,7 @@ FLOORS = [
     {"families"},
     {"admm", "duals", "servers", "solvers"},
     {"methods", "models", "data"},
-    {"simulate", "evaluate", "posterior", "runs", "trackers", "flower", "glm", "fit"},
+    {"simulate", "evaluate", "posterior", "runs", "trackers", "flower", "glm", "training"},
     {"cli", "report", "figures", "experiments"},
 ]
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}

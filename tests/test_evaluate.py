@@ -10,7 +10,7 @@ from scipy.special import log_softmax, logsumexp, softmax
 from torch import Tensor, nn
 
 from fedual.errors import DomainError, InputError
-from fedual.evaluate import Loss, accuracy, brier, draws, ece, evaluate, gaussian_nll, nll, rmse
+from fedual.evaluate import accuracy, brier, draws, ece, evaluate, gaussian_nll, nll, rmse
 from fedual.families import Diagonal, FixedPrecision, Gaussian, Isotropic
 from fedual.models import mlp
 from fedual.solvers.network import Network
@@ -293,7 +293,7 @@ def test_outputs_that_are_no_classes_are_refused(problem):
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
-def test_outputs_that_are_nan_are_refused(problem, loss: Loss):
+def test_outputs_that_are_nan_are_refused(problem, loss):
     network, lam, (x, y) = problem
     x = x.double()
     x[3, 0] = math.nan

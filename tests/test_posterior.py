@@ -338,7 +338,6 @@ def test_the_text_says_that_a_posterior_is_tempered():
     [
         ({"tau": 0}, "tau = 0"),
         ({"scale": -1.0}, "scale = -1.0"),
-        ({"loss": "hinge"}, "Unknown loss 'hinge'"),
         ({"config": "mlp"}, "config = 'mlp'"),
     ],
 )

@@ -93,27 +93,41 @@ class Dual(Protocol):
         ...
 
 
-class Totals(NamedTuple):
+@dataclass(frozen=True)
+class Totals:
     """What the server learns in a round: sums over the clients that count, and nothing of any single one."""
 
-    count: int  # |S|
-    weight: float  # Σ w_k
-    lam: Tensor | float  # Σ w_k λ_k, (R, P)
-    before: Tensor | float  # Σ w_k λ_k of the round in which each took part before; 0 unless the server asks for it
-    eta: Tensor | float  # Σ change of η_k
-    gap: float  # Σ ‖λ_k − λ_g‖²
+    count: int = 0  # |S|
+    weight: float = 0.0  # Σ w_k
+    lam: Tensor | float = 0.0  # Σ w_k λ_k, (R, P)
+    before: Tensor | float = 0.0  # Σ w_k λ_k as they were before this round, where the server asks for it
+    eta: Tensor | float = 0.0  # Σ change of η_k
+    gap: float = 0.0  # Σ ‖λ_k − λ_g‖²
 
     def plus(self, other: "Totals") -> "Totals":
         """The sums over both sets of clients."""
-        return Totals(*(a + b for a, b in zip(self, other, strict=True)))
+        return Totals(
+            self.count + other.count,
+            self.weight + other.weight,
+            self.lam + other.lam,
+            self.before + other.before,
+            self.eta + other.eta,
+            self.gap + other.gap,
+        )
+
+    @property
+    def residual(self) -> float:
+        """‖λ_k − λ_g‖, root mean square over the clients that count."""
+        return math.sqrt(self.gap / self.count) if self.count else 0.0
 
 
-class Gathered(NamedTuple):
+@dataclass(frozen=True)
+class Gathered:
     """A server's view at the end of a round."""
 
     lam_g: Tensor
     prior: Tensor
-    mean: Tensor  # of λ_k over the |S| clients that count, weighted as the server asks
+    mean: Tensor  # of λ_k over the clients that count, weighted as the server asks
     before: Tensor | float  # the same mean of the λ_k they had before
     eta_sum: Tensor  # Σ_k η_k over all K clients, this round's included
     eta_change: Tensor | float  # what this round added to it
@@ -251,7 +265,7 @@ def step(method: Method, state: State, losses: Losses, active: Tensor | None = N
         round=state.round + 1,
         start=None if totals.count else state.start,
     )
-    return after, Info(counted, refused, shortened, residual(totals), float((lam_g - state.lam_g).norm()))
+    return after, Info(counted, refused, shortened, totals.residual, float((lam_g - state.lam_g).norm()))
 
 
 def subproblem(
@@ -299,6 +313,7 @@ def server_update(
     """
     if not totals.count:
         return lam_g, 1.0
+    assert isinstance(totals.lam, Tensor)
     target = method.server(
         Gathered(
             lam_g,
@@ -317,11 +332,6 @@ def server_update(
         shortened = shortened / 2 if shortened > 1e-6 and target.isfinite().all() else 0.0
         new = torch.lerp(lam_g, target, shortened) if shortened else lam_g
     return new, shortened
-
-
-def residual(totals: Totals) -> float:
-    """‖λ_k − λ_g‖, root mean square over the clients that count."""
-    return math.sqrt(totals.gap / totals.count) if totals.count else 0.0
 
 
 def num_examples(losses: Losses) -> Tensor:

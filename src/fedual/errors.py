@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 
@@ -27,13 +27,20 @@ class NotConvergedError(FedualError, ArithmeticError):
 
 
 class DivergedError(FedualError, ArithmeticError):
-    """A run that cannot go on: no client's update, or not the server's, is inside the domain."""
+    """A run that cannot go on: no client's update, or not the server's, is inside the domain.
+
+    `run`, where there is one, holds the last good state.
+    """
+
+    run: Any = None
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean X?)` for an unknown name, or nothing where none is close."""
-    near = difflib.get_close_matches(str(name).lower(), list(known), n=1, cutoff=0.5)
-    return f" (did you mean {near[0]}?)" if near else ""
+def hint(name: Any, known: Collection[str]) -> str:
+    """The end of the sentence about an unknown name: the nearest known one, or all of them where none is near."""
+    near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
+    return (
+        f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}." if known else "there are none."
+    )
 
 
 def require_positive(name: str, value: Any, most: float = math.inf) -> None:

@@ -11,7 +11,7 @@ the seed on a given device.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, get_args
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +19,8 @@ from torch import Tensor
 
 from fedual.errors import DomainError, InputError
 from fedual.families import FixedPrecision, Gaussian, Isotropic, check
+from fedual.solvers.criteria import Criterion, criterion
 from fedual.solvers.network import Network
-
-Loss = Literal["cross_entropy", "mse"]
-"""What a network's outputs mean: logits of classes, or the mean of a Gaussian of unit variance."""
 
 
 def accuracy(probabilities: Tensor, labels: Tensor) -> float:
@@ -104,7 +102,7 @@ def evaluate(
     test: tuple[Tensor, Tensor],
     *,
     transform: Callable[[Tensor], Tensor],
-    loss: Loss = "cross_entropy",
+    loss: str | Criterion = "cross_entropy",
     samples: int = 32,
     seed: int = 0,
     batch_size: int = 2048,
@@ -112,9 +110,10 @@ def evaluate(
     """The metrics of q_g on a test set.
 
     With "cross_entropy": `accuracy`, `nll`, `brier`, `ece`; with "mse": `rmse` and `nll` of a Gaussian of unit
-    variance. Plain names are figures at the mean m_g; names with the suffix `_mc` are figures under q_g, whose
-    predictive is averaged over `samples` draws. Families of fixed precision (`Isotropic`, `FixedPrecision`) have no
-    figures under q_g: their spread is the prior's, and what FedAvg, ADMM and their like learn is a point.
+    variance; with any other loss its mean, `loss`. Plain names are figures at the mean m_g; names with the suffix
+    `_mc` are figures under q_g, whose predictive is averaged over `samples` draws. Families of fixed precision
+    (`Isotropic`, `FixedPrecision`) have no figures under q_g: their spread is the prior's, and what FedAvg, ADMM and
+    their like learn is a point.
 
     Args:
         network: The model.
@@ -122,7 +121,7 @@ def evaluate(
         lam_g: λ_g `(R, P)`.
         test: Inputs `(N, ...)` as they are stored, and class numbers `(N,)` or targets `(N,)` or `(N, D)`.
         transform: Turns a batch of stored inputs, already on the network's device, into what the network sees.
-        loss: What the outputs mean.
+        loss: What the network was trained with.
         samples: S; 0 leaves the figures under q_g out.
         seed: Of the draws.
         batch_size: How many examples go through the network at a time.
@@ -135,7 +134,8 @@ def evaluate(
     check(family, lam_g, "λ_g")
     if len(x) != len(y):
         raise InputError(f"{len(x)} test inputs have {len(y)} labels: give one label to each input.")
-    metrics = {"cross_entropy": _class_metrics, "mse": _regression_metrics}[known_loss(loss)]
+    metrics = _METRICS.get(loss) if isinstance(loss, str) else None
+    metrics = metrics or partial(_loss_metrics, criterion(loss))
     figures = lambda thetas: metrics(forward(network, thetas, x, transform, batch_size), y.to(network.device))
     found = figures([family.mean(lam_g)])
     if is_point(family) or not check_count("samples", samples, 0):
@@ -201,13 +201,6 @@ def regression_outputs(outputs: Iterable[Tensor]) -> Tensor:
     return torch.stack([f.flatten(1) if f.dim() > 1 else f[:, None] for f in outputs])
 
 
-def known_loss(loss: str) -> Loss:
-    """Refuse a loss that gives outputs no meaning."""
-    if loss not in get_args(Loss):
-        raise InputError(f"Unknown loss {loss!r}: choose one of {', '.join(get_args(Loss))}.")
-    return loss  # pyright: ignore[reportReturnType]
-
-
 def check_count(name: str, value: int, least: int) -> int:
     """Refuse what is not a whole number of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -233,6 +226,16 @@ def _regression_metrics(outputs: Iterable[Tensor], target: Tensor) -> dict[str, 
         shapes = f"{tuple(f.shape[1:])} for targets {tuple(target.shape)}"
         raise InputError(f"The network's outputs are {shapes}: make them the same.")
     return {"rmse": rmse(f.mean(0), target), "nll": gaussian_nll(f, target)}
+
+
+def _loss_metrics(loss: Criterion, outputs: Iterable[Tensor], target: Tensor) -> dict[str, float]:
+    values = torch.stack([loss(f, target).double().mean() for f in outputs])
+    if not values.isfinite().all():
+        raise DomainError("The loss on the test set is not finite: check the inputs, or train with smaller steps.")
+    return {"loss": float(values.mean())}
+
+
+_METRICS = {"cross_entropy": _class_metrics, "mse": _regression_metrics}
 
 
 def _labels(predicted: Tensor, labels: Tensor) -> Tensor:

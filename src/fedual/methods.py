@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fedual.admm import Method, Solver
 from fedual.duals import Expectation, Gradient, Natural, Zero
-from fedual.errors import InputError, nearest, require_positive
+from fedual.errors import InputError, hint, require_positive
 from fedual.families import Delta, Diagonal, Family, FixedPrecision, Full, Isotropic, Rule
 from fedual.servers import Average, Blend, Consensus, Relax, Track
 from fedual.solvers import IVON, SGD, VON, AtServer, Laplace, Point, Stepper
@@ -116,7 +116,7 @@ def blr(family: Family, beta: float = 1.0, rule: Rule = Delta(), tau: float = 1.
 def ivon_admm(
     rho: float = 1.0, damping: float = 0.1, delta: float = 1.0, tau: float = 1.0, solver: IVON = IVON()
 ) -> Method:
-    """The Adam-like variant for networks: diagonal Gaussians by IVON, γ = damping·ρ (Algorithm 1; Eq. 56–58).
+    """The Adam-like variant for networks: diagonal Gaussians by IVON, γ = damping·ρ (Algorithm 1, Eq. 59).
 
     Equivalence: v_k ← v_k + γ(s_k m_k − s_g m_g), u_k ← u_k + γ(s_k − s_g), and
     s_g = (1−α) mean s_k + α(δ + Σ u_k), m_g = [(1−α) mean(s_k m_k) + α Σ v_k]/s_g.
@@ -215,7 +215,7 @@ def build(name: str, **given: Any) -> Method:
     known = settings(name)
     for key in given:
         if key not in known:
-            raise InputError(f"{name} has no setting {key!r}{nearest(key, known)}; it has {', '.join(known)}.")
+            raise InputError(f"{name} has no setting {key!r}: {hint(key, known)}")
     for key, value in given.items():
         if isinstance(value, bool) != isinstance(known[key], bool) or isinstance(value, str) != isinstance(
             known[key], str
@@ -231,8 +231,7 @@ def build(name: str, **given: Any) -> Method:
 def settings(name: str) -> dict[str, Any]:
     """The settings of a method for networks with their defaults."""
     if name not in NETWORKS:
-        known = f"{name!r} is not a method that trains networks by name"
-        raise InputError(f"{known}{nearest(name, NETWORKS)}; these are: {', '.join(NETWORKS)}.")
+        raise InputError(f"{name!r} is no method that trains networks by name: {hint(name, NETWORKS)}")
     solver = _solver(name)
     return _own(name) | {field.name: getattr(solver, field.name) for field in fields(solver)}
 

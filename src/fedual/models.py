@@ -11,16 +11,15 @@ None keeps batch statistics, and all work under `torch.func.vmap` with a batch o
 torch's global generator: call `torch.manual_seed` first.
 """
 
-import difflib
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedual.errors import InputError
+from fedual.errors import InputError, hint
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU, "tanh": nn.Tanh}
 """The activations that `mlp` knows."""
@@ -38,7 +37,7 @@ def mlp(
         activation: One of `ACTIVATIONS`.
     """
     if activation not in ACTIVATIONS:
-        raise InputError(f"Unknown activation {activation!r}: {_hint(activation, ACTIVATIONS)}")
+        raise InputError(f"Unknown activation {activation!r}: {hint(activation, ACTIVATIONS)}")
     if isinstance(hidden, str) or not isinstance(hidden, Sequence):
         raise InputError(f"hidden = {hidden!r}: give the width of each hidden layer, e.g. (200, 100).")
     _check_widths(inputs=inputs, outputs=outputs, **{f"hidden[{i}]": width for i, width in enumerate(hidden)})
@@ -154,16 +153,11 @@ def build(name: str, **settings: Any) -> nn.Module:
         InputError: An unknown name or setting, or a value that makes no network.
     """
     if name not in MODELS:
-        raise InputError(f"Unknown model {name!r}: {_hint(name, MODELS)}")
+        raise InputError(f"Unknown model {name!r}: {hint(name, MODELS)}")
     known = inspect.signature(MODELS[name]).parameters
     if unknown := [key for key in settings if key not in known]:
-        raise InputError(f"The model {name} has no setting {unknown[0]!r}: {_hint(unknown[0], known)}")
+        raise InputError(f"The model {name} has no setting {unknown[0]!r}: {hint(unknown[0], known)}")
     return MODELS[name](**settings)
-
-
-def _hint(name: Any, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.4)
-    return f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}."
 
 
 def _check_widths(**widths: Any) -> None:

@@ -19,13 +19,11 @@ from torch import Tensor, nn
 
 from fedual.errors import DataError, FedualError, InputError, require_positive
 from fedual.evaluate import (
-    Loss,
     check_count,
     class_predictive,
     draws,
     forward,
     is_point,
-    known_loss,
     regression_outputs,
 )
 from fedual.families import Diagonal, FixedPrecision, Full, Gaussian, Isotropic, check
@@ -50,7 +48,7 @@ class Prediction(NamedTuple):
 
 
 class RegressionPrediction(NamedTuple):
-    """The mean of f(x; θ) and its standard deviation under the posterior; an observation adds the loss's variance 1."""
+    """The mean of f(x; θ) and its standard deviation under the posterior; with "mse" an observation adds variance 1."""
 
     mean: Tensor  # (N, D)
     standard_deviation: Tensor  # (N, D)
@@ -70,7 +68,7 @@ class Posterior:
         lam: λ `(R, P)`.
         tau: The temperature τ that it was trained with.
         config: What the model is, `{"model": name, "settings": {…}}` for one of `fedual.models`; None for others.
-        loss: What the outputs mean: "cross_entropy" (logits) or "mse" (mean of a unit-variance Gaussian).
+        loss: What the outputs mean: "cross_entropy" (logits), "mse" (mean of a unit-variance Gaussian) or another loss.
         scale: Inputs are divided by it, e.g. 255 for pixels that were scaled to [0, 1] in training; without one,
             floating-point inputs are taken as they are and integers (of an embedding) are passed on.
     """
@@ -80,7 +78,7 @@ class Posterior:
     lam: Tensor
     tau: float = 1.0
     config: dict[str, Any] | None = None
-    loss: Loss = "cross_entropy"
+    loss: str = "cross_entropy"
     scale: float | None = None
 
     def __post_init__(self):
@@ -92,7 +90,6 @@ class Posterior:
             if getattr(self.lam, what) != getattr(self.network, what):
                 own, its = getattr(self.lam, what), getattr(self.network, what)
                 raise InputError(f"λ has {what} {own}, the network {its}: make them the same.")
-        known_loss(self.loss)
         require_positive("tau", self.tau)
         if self.scale is not None:
             require_positive("scale", self.scale)
@@ -115,10 +112,7 @@ class Posterior:
 
     def transform(self, x: Tensor) -> Tensor:
         """Stored inputs `(B, ...)` as the network sees them: x / scale."""
-        x = x.to(self.network.device)
-        if self.scale is not None:
-            return x.to(self.network.dtype) / self.scale
-        return x.to(self.network.dtype) if x.is_floating_point() else x
+        return self.network.inputs(x.to(self.network.device), self.scale)
 
     def predict(
         self, x: Tensor, samples: int = 32, seed: int = 0, batch_size: int = 1024
@@ -132,12 +126,12 @@ class Posterior:
             batch_size: How many inputs go through the network at a time.
 
         Returns:
-            A `Prediction` with "cross_entropy", a `RegressionPrediction` with "mse".
+            A `Prediction` with "cross_entropy", a `RegressionPrediction` of the network's outputs with another loss.
         """
         at_mean = not check_count("samples", samples, 0) or is_point(self.family)
         thetas = [self.mean] if at_mean else draws(self.family, self.lam, samples, seed)
         outputs = forward(self.network, thetas, x, self.transform, batch_size)
-        if self.loss == "mse":
+        if self.loss != "cross_entropy":
             f = regression_outputs(outputs)
             return RegressionPrediction(f.mean(0), f.std(0, correction=0))
         log_p, sample_entropy = class_predictive(outputs)

@@ -53,5 +53,5 @@ def test_settings_of_a_method(name: str):
 
 
 def test_unknown_method():
-    with pytest.raises(InputError, match="did you mean fedavg"):
+    with pytest.raises(InputError, match="did you mean 'fedavg"):
         output("methods", "fedavgg")

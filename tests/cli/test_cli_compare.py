@@ -126,7 +126,7 @@ def test_what_is_done_is_written_before_the_next_run(fake: Fake):
 @pytest.mark.parametrize(
     ("arguments", "methods", "message"),
     [
-        ([], "fedavg,fedavgg", "did you mean fedavg"),
+        ([], "fedavg,fedavgg", "did you mean 'fedavg"),
         ([], "fedavg,fedavg", "named twice in fedavg, fedavg"),
         ([], ",", "no method to compare"),
         (["--seeds", "0,x"], "fedavg", "--seeds 0,x: give whole numbers"),

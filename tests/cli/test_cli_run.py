@@ -94,8 +94,8 @@ def test_json_is_the_last_line(fake: Fake):
     ("arguments", "message"),
     [
         (["digits"], "unknown scenario"),
-        (["--method", "fedavgg"], "did you mean fedavg"),
-        (["--set", "lrr=1"], "did you mean lr"),
+        (["--method", "fedavgg"], "did you mean 'fedavg"),
+        (["--set", "lrr=1"], "did you mean 'lr"),
         (["--preset", "paper"], "unknown preset"),
         (["--set", "lr=-1"], "lr = -1: it must be a positive"),
     ],

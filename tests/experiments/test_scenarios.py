@@ -146,13 +146,13 @@ def test_the_last_setting_wins():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lrr=1", "'lrr=1': unknown setting 'lrr' .did you mean lr"),
-        ("batch_sise=1", "did you mean batch_size"),
-        ("trian.rounds=1", "unknown table 'trian' .did you mean train"),
+        ("lrr=1", "'lrr=1': unknown setting 'lrr': did you mean 'lr"),
+        ("batch_sise=1", "did you mean 'batch_size"),
+        ("trian.rounds=1", "unknown table 'trian': did you mean 'train"),
         ("train.lr=1", r"unknown setting of \[train\] 'lr'"),
-        ("model.hiden=[3]", "did you mean hidden"),
-        ("model.name=mpl", "unknown model 'mpl' .did you mean mlp"),
-        ("split.kind=dirichlett", "unknown kind of split 'dirichlett' .did you mean dirichlet"),
+        ("model.hiden=[3]", "did you mean 'hidden"),
+        ("model.name=mpl", "unknown model 'mpl': did you mean 'mlp"),
+        ("split.kind=dirichlett", "unknown kind of split 'dirichlett': did you mean 'dirichlet"),
         ("split.per_class=3", "a dirichlet split has no per_class"),
         ("samples=3", "write train.samples or method.samples"),
         ("name=mnist", "write data.name or model.name"),
@@ -183,10 +183,10 @@ def test_a_setting_of_another_method_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name_or_path": "digits-heterog"}, "unknown scenario 'digits-heterog' .did you mean digits-heterog-10"),
-        ({"name_or_path": "mnist-2class-100", "preset": "papr"}, "unknown preset 'papr' .did you mean paper"),
-        ({"name_or_path": DEFAULT, "preset": "paper"}, "unknown preset 'paper'; these exist: none"),
-        ({"name_or_path": DEFAULT, "method": "fedavgg"}, "fedavgg.*did you mean fedavg"),
+        ({"name_or_path": "digits-heterog"}, "unknown scenario 'digits-heterog': did you mean 'digits-heterog-10"),
+        ({"name_or_path": "mnist-2class-100", "preset": "papr"}, "unknown preset 'papr': did you mean 'paper"),
+        ({"name_or_path": DEFAULT, "preset": "paper"}, "unknown preset 'paper': there are none"),
+        ({"name_or_path": DEFAULT, "method": "fedavgg"}, "fedavgg.*did you mean 'fedavg"),
         ({"name_or_path": "nowhere/mine.toml"}, "nowhere/mine.toml: the scenario file cannot be read"),
     ],
 )
@@ -225,19 +225,19 @@ def test_layers(file):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("[trian]", "scenario mine: unknown table 'trian' .did you mean train"),
+        ("[trian]", "scenario mine: unknown table 'trian': did you mean 'train"),
         ("[method.fedavg]\nrl = 1", r"scenario mine: unknown setting of \[method.fedavg\] 'rl'"),
         ("[method.fedavg]\nlr = 'x'", "scenario mine: lr = 'x': it must be a number"),
         ("[method.fedavg.train]\nbatch = 1", r"unknown setting of \[method.fedavg.train\] 'batch'"),
         ("[method.fedavg.train]\nrounds = 1", r"rounds in \[method.fedavg.train\]: set them in \[train\]"),
-        ("[method.fedavgg]", r"\[method.fedavgg\]: unknown method 'fedavgg' .did you mean fedavg"),
-        ("[sweep.fedavgg]", r"\[sweep.fedavgg\]: unknown method 'fedavgg' .did you mean fedavg"),
+        ("[method.fedavgg]", r"\[method.fedavgg\]: unknown method 'fedavgg': did you mean 'fedavg"),
+        ("[sweep.fedavgg]", r"\[sweep.fedavgg\]: unknown method 'fedavgg': did you mean 'fedavg"),
         ("[sweep.fedavg]\nlr = 1", "sweep.fedavg.lr = 1: give a list"),
         ("[sweep.fedavg]\nlr = []", "give a list"),
         ("[method]\nfedavg = 3", "method.fedavg = 3: it must be a table"),
         ("method = 3", "method = 3: it must be a table"),
-        ("[preset.a.trian]", "unknown table of a preset 'trian' .did you mean train"),
-        ("[preset.a.train]\nround = 1", "did you mean rounds"),
+        ("[preset.a.trian]", "unknown table of a preset 'trian': did you mean 'train"),
+        ("[preset.a.train]\nround = 1", "did you mean 'rounds"),
         ("[preset]\na = 3", "preset.a = 3: it must be a table"),
         ("[preset.a]\ntrain = 3", "preset.a.train = 3: it must be a table"),
         ("x = ", "this is no TOML"),
@@ -259,7 +259,7 @@ def test_what_every_scenario_has(file, table: str, message: str):
 
 def test_wrong_sweeps_are_refused_when_asked_for(file):
     scenario = load(file("[sweep.fedavg]\nlrr = [1, 2]"), method="fedavg")
-    with pytest.raises(InputError, match=r"\[sweep.fedavg\]: unknown setting 'lrr' .did you mean lr"):
+    with pytest.raises(InputError, match=r"\[sweep.fedavg\]: unknown setting 'lrr': did you mean 'lr"):
         scenario.trials()
 
 

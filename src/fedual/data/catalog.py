@@ -5,7 +5,6 @@ names (CIFAR-10's binary files made from PNG sheets equal the published ones, bi
 MD5 digests of the python versions are the ones that other libraries check against; no copy was at hand to compute them.
 """
 
-import difflib
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +16,7 @@ import numpy as np
 from fedual.data.cifar import read_binary, read_python
 from fedual.data.files import File, root_folder
 from fedual.data.idx import read_pair
-from fedual.errors import DataError, InputError
+from fedual.errors import DataError, InputError, hint
 
 
 class Version(NamedTuple):
@@ -62,9 +61,7 @@ def lookup(name: str) -> Spec:
         InputError: the name is unknown.
     """
     if name not in SPECS:
-        near = difflib.get_close_matches(name.lower(), SPECS, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(SPECS)}"
-        raise InputError(f"unknown data set {name!r}: {hint}")
+        raise InputError(f"unknown data set {name!r}: {hint(name, SPECS)}")
     return SPECS[name]
 
 

@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedual.errors import InputError, nearest
+from fedual.errors import InputError, hint
 
 Keys = Mapping[str, type | None]
 """What a table may hold: the type of each key's value; None for any."""
@@ -113,8 +113,7 @@ def known(what: str, name: str, names: Iterable[str], where: str) -> None:
     """Refuse a name that is not among `names`, suggesting the nearest that is."""
     names = list(names)
     if name not in names:
-        hint = nearest(name, names) or f"; these exist: {', '.join(names) or 'none'}"
-        raise InputError(f"{where}: unknown {what} {name!r}{hint}.")
+        raise InputError(f"{where}: unknown {what} {name!r}: {hint(name, names)}")
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fedual import admm
-from fedual.admm import Carry, Info, Method, Solution, Subproblem
+from fedual.admm import Carry, Info, Method, Solution, Subproblem, Totals
 from fedual.errors import InputError
 from fedual.families import Family
-from fedual.simulate.state import NOTHING, ServerState, finish, problem_of, rows_of
+from fedual.simulate.state import ServerState, finish, problem_of, rows_of
 from fedual.simulate.store import Store
 from fedual.solvers import Minibatches, Stepper
 from fedual.solvers.criteria import criterion
@@ -30,7 +30,7 @@ def round(
         raise InputError(f"{method.solver} takes no minibatch steps: the engine needs IVON, SGD or Laplace.")
     alone = replace(method, solver=Alone(method.solver))
     counted = torch.zeros(len(losses.data), dtype=torch.bool)
-    totals = NOTHING
+    totals = Totals()
     for client in active.split(1):
         rows = store.read(client)
         problem = problem_of(alone, server, losses[client], rows)
@@ -96,10 +96,10 @@ class OneClient:
         total = torch.zeros_like(theta[0])
         for row in range(self.plan.data.sizes[self.client]):
             x, y, weight = self._examples(torch.tensor([row]))
-            outputs = lambda theta: self.network(theta, x).reshape(-1)  # noqa: B023
-            jacobian = torch.func.jacrev(outputs)(theta[0])
-            shape = self.network(theta[0], x).shape
-            bend = torch.func.hessian(lambda f: self.loss(f.reshape(shape), y).sum())(outputs(theta[0]))  # noqa: B023
+            outputs = self.network(theta[0], x)
+            jacobian = torch.autograd.functional.jacobian(lambda t: self.network(t, x).reshape(-1), theta[0])  # noqa: B023
+            of = lambda f: self.loss(f.reshape(outputs.shape), y).sum()  # noqa: B023
+            bend = torch.autograd.functional.hessian(of, outputs.reshape(-1))
             total += weight * ((bend @ jacobian) * jacobian).sum(0)
         return total[None]
 

@@ -1,9 +1,11 @@
 """What a simulation carries from round to round: the server's tensors, and a row for each client in a store."""
 
 import math
+import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -12,11 +14,12 @@ from fedual import admm
 from fedual.admm import Info, Method, Subproblem, Totals, Update
 from fedual.duals import Zero
 from fedual.errors import InputError
+from fedual.families import FixedPrecision, Gaussian, Isotropic
 from fedual.simulate.store import Rows, Store, create
 from fedual.solvers import Minibatches, Stepper
 
+Place = Literal["auto", "memory", "disk"]
 Schedule = Literal["constant", "cosine"]
-NOTHING = Totals(0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class ServerState(NamedTuple):
@@ -26,22 +29,17 @@ class ServerState(NamedTuple):
     lam_g: Tensor
     eta_sum: Tensor  # Σ_k η_k over all clients
     round: int
-    start: Tensor | None  # (P,), the network's initialisation until the server has moved
+    start: Tensor  # (P,), the network's initialisation: clients start there until the server has moved
+    moved: bool
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds."""
-        named = {"prior": self.prior, "lam_g": self.lam_g, "eta_sum": self.eta_sum}
-        return named if self.start is None else named | {"start": self.start}
-
-    @staticmethod
-    def restored(tensors: dict[str, Tensor], round: int, device: torch.device) -> "ServerState":
-        """The inverse of `tensors`."""
-        of = lambda name: tensors[name].to(device)
-        start = of("start") if "start" in tensors else None
-        return ServerState(of("prior"), of("lam_g"), of("eta_sum"), round, start)
+        """What a checkpoint holds, but for the two numbers."""
+        return {"prior": self.prior, "lam_g": self.lam_g, "eta_sum": self.eta_sum, "start": self.start}
 
 
-def begin(method: Method, start: Tensor, num_clients: int, folder: Path | None = None) -> tuple[ServerState, Store]:
+def begin(
+    method: Method, start: Tensor, num_clients: int, client_state: Place = "auto", folder: Path | None = None
+) -> tuple[ServerState, Store]:
     """The state before the first round: the prior N(0, I/δ), a network's initialisation `start` `(P,)`, duals zero.
 
     A client's row holds what the method needs and no more: η_k unless there is no dual, λ_k where the server asks for
@@ -51,25 +49,42 @@ def begin(method: Method, start: Tensor, num_clients: int, folder: Path | None =
         method: What will be run.
         start: θ of the network as it was initialised.
         num_clients: K.
-        folder: Keeps the rows on disk, there, rather than in memory.
+        client_state: Where the rows are: in memory (the device's, if they fit), or on disk.
+        folder: For rows on disk; the system's temporary folder if None.
     """
-    family = method.family
+    family = cast(Gaussian, method.family)
     zero = torch.zeros_like(start)
-    prior = family.natural(zero, torch.full_like(zero, method.delta)) if family.rows(1) > 1 else family.natural(zero)  # type: ignore[attr-defined]
+    prior = (
+        family.natural(zero) if isinstance(family, Isotropic | FixedPrecision) else family.natural(zero, method.delta)
+    )
     lam_g = admm.server_start(method, prior, start)
     rows: Rows = {} if isinstance(method.dual, Zero) else {"eta": torch.zeros_like(prior)}
     if method.server.remembers:
         rows["lam"] = lam_g
     carried = method.solver.init(family, prior, 1)
     rows |= {f"solver.{name}": value[0] for name, value in carried.items()}
-    return ServerState(prior, lam_g, torch.zeros_like(prior), 0, start), create(rows, num_clients, folder=folder)
+
+    nbytes = num_clients * sum(value.nbytes for value in rows.values())
+    if nbytes > free_memory(start.device) // 3:
+        rows = {name: value.cpu() for name, value in rows.items()}
+    on_disk = client_state == "disk" or (client_state == "auto" and nbytes > free_memory(torch.device("cpu")) // 3)
+    store = create(rows, num_clients, folder=(folder or Path(tempfile.gettempdir())) if on_disk else None)
+    return ServerState(prior, lam_g, torch.zeros_like(prior), 0, start, False), store
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def problem_of(method: Method, server: ServerState, losses: Minibatches, rows: Rows) -> Subproblem:
     """Eq. 15 for the clients of `losses`, whose rows these are."""
+    rows = {name: value.to(server.lam_g.device) for name, value in rows.items()}
     eta = rows.get("eta", torch.zeros_like(server.lam_g).expand(len(losses), -1, -1))
     carry = {name.removeprefix("solver."): value for name, value in rows.items() if name.startswith("solver.")}
-    return admm.subproblem(method, losses, eta, server.lam_g, carry, server.start)
+    return admm.subproblem(method, losses, eta, server.lam_g, carry, None if server.moved else server.start)
 
 
 def rows_of(update: Update, names: tuple[str, ...]) -> Rows:
@@ -85,10 +100,10 @@ def finish(
     eta_sum = server.eta_sum + totals.eta
     lam_g, shortened = admm.server_update(method, server.lam_g, server.prior, eta_sum, totals, len(counted))
     took_part = torch.zeros_like(counted).index_fill(0, active, True)
-    moved = float((lam_g - server.lam_g).norm())
-    info = Info(counted, took_part & ~counted, shortened, admm.residual(totals), moved)
-    start = None if totals.count else server.start
-    return ServerState(server.prior, lam_g, eta_sum, server.round + 1, start), info
+    change = float((lam_g - server.lam_g).norm())
+    info = Info(counted, took_part & ~counted, shortened, totals.residual, change)
+    moved = server.moved or totals.count > 0
+    return server._replace(lam_g=lam_g, eta_sum=eta_sum, round=server.round + 1, moved=moved), info
 
 
 def scheduled(method: Method, schedule: Schedule, round: int, rounds: int) -> Method:

@@ -1,13 +1,11 @@
 """A round of all clients at once, in chunks of clients where memory or the cache is short."""
 
-import os
-
 import torch
 from torch import Tensor
 
 from fedual import admm
-from fedual.admm import Info, Method
-from fedual.simulate.state import NOTHING, ServerState, finish, problem_of, rows_of
+from fedual.admm import Info, Method, Totals
+from fedual.simulate.state import ServerState, finish, free_memory, problem_of, rows_of
 from fedual.simulate.store import Store
 from fedual.solvers import Minibatches
 
@@ -24,7 +22,7 @@ def round(
     """
     sizes = torch.tensor(losses.data.sizes)[active]
     counted = torch.zeros(len(losses.data), dtype=torch.bool)
-    totals = NOTHING
+    totals = Totals()
     for clients in active[sizes.argsort(descending=True, stable=True)].split(chunk):
         rows = store.read(clients)
         problem = problem_of(method, server, losses[clients], rows)
@@ -37,14 +35,11 @@ def round(
 
 
 def choose_chunk(losses: Minibatches, most: int) -> int:
-    """How many clients to train at once: what fits the cache of a CPU, or half of the free memory of a GPU."""
+    """How many clients to train at once: what fits half of the free memory, and the cache of a CPU."""
     network = losses.network
     variable = network.dim * network.dtype.itemsize
-    if network.device.type != "cpu":
-        free = torch.cuda.mem_get_info(network.device)[0] // 2
-        return max(1, min(most, free // (24 * variable + _activations(losses))))
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
-    return max(1, min(most, CACHE // variable, free // (24 * variable + _activations(losses))))
+    fits = free_memory(network.device) // 2 // (24 * variable + _activations(losses))
+    return max(1, min(most, fits, CACHE // variable if network.device.type == "cpu" else most))
 
 
 def _activations(losses: Minibatches) -> int:

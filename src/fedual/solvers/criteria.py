@@ -10,7 +10,6 @@
 A batch is never summed here: who calls weights the examples, and sets the weight of padding to 0.
 """
 
-import difflib
 from collections.abc import Callable
 
 import torch
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import jacrev, vmap
 
-from fedual.errors import InputError
+from fedual.errors import InputError, hint
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """Outputs (B, ...) and targets (B, ...) to losses (B,)."""
@@ -51,9 +50,7 @@ def hessian_factors(loss: str | Criterion) -> Callable[[Tensor, Tensor], tuple[T
 
 def _known(name: str) -> str:
     if name not in _LOSSES:
-        near = difflib.get_close_matches(str(name).lower(), _LOSSES, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(_LOSSES)}, or give a callable."
-        raise InputError(f"Unknown loss {name!r}: {hint}")
+        raise InputError(f"Unknown loss {name!r}: {hint(name, _LOSSES)}")
     return name
 
 

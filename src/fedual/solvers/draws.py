@@ -72,6 +72,10 @@ class Draws:
         source = generator(like.device, self.seed, DROPOUT, round, step, client)
         return torch.rand(size, generator=source, dtype=like.dtype, device=like.device)
 
+    def evaluation(self, round: int) -> int:
+        """The seed of the draws of θ with which a round is evaluated."""
+        return generator("cpu", self.seed, EVALUATION, round).initial_seed()
+
     def participants(self, round: int, num_clients: int, fraction: float) -> Tensor:
         """The sorted numbers of the clients that take part in a round: max(1, fraction·K) of them, at random."""
         if fraction == 1:

@@ -44,7 +44,7 @@ class Minibatches:
         batch_size: B.
         local_epochs: Passes over a client's data in a round.
         local_steps: Steps in a round for every client, whatever its size, instead of `local_epochs`.
-        transform: Turns stored inputs into what the network sees; None means the network's type.
+        scale: Inputs are divided by it, a batch at a time (255 for pixels stored as uint8).
         round: The round, for the draws.
         ids: The clients of this stack; None means all.
     """
@@ -56,7 +56,7 @@ class Minibatches:
     batch_size: int = 32
     local_epochs: int = 10
     local_steps: int | None = None
-    transform: Callable[[Tensor], Tensor] | None = None
+    scale: float | None = None
     round: int = 0
     ids: tuple[int, ...] | None = None
 
@@ -122,18 +122,17 @@ class Minibatches:
 
     def inputs(self, x: Tensor) -> Tensor:
         """Stored inputs as the network sees them."""
-        if self.transform is not None:
-            return self.transform(x)
-        return x.to(self.network.dtype) if x.is_floating_point() else x
+        return self.network.inputs(x, self.scale)
 
     def uniforms(self, step: int, n: int) -> list[Tensor]:
         """What the first n clients' dropout layers draw, one tensor `(n, B, ...)` for each; empty without dropout."""
-        if not self._dropout:
+        shapes = self._probe[1]
+        if not shapes:
             return []
-        sizes = [shape.numel() for shape in self._dropout]
+        sizes = [shape.numel() for shape in shapes]
         draw = lambda client: self.draws.uniform(self.round, step, client, sum(sizes), self.network.initial())
         flat = torch.stack([draw(client) for client in self.clients[:n]]).split(sizes, -1)
-        return [part.reshape(n, *shape) for part, shape in zip(flat, self._dropout, strict=True)]
+        return [part.reshape(n, *shape) for part, shape in zip(flat, shapes, strict=True)]
 
     def curvature(self, theta: Tensor) -> Tensor:
         """diag Σ_i w_i J_iᵀ H_i J_i of each client's whole loss at θ `(K, P)`, in one pass over its data."""
@@ -147,14 +146,43 @@ class Minibatches:
             total[rows] += self.network.join(found)
         return total
 
+    def check(self, test: tuple[Tensor, Tensor] | None = None) -> None:
+        """Refuse examples that the network or the loss cannot take, before any training."""
+        if self.data.x.dtype == torch.uint8 and self.scale is None:
+            raise InputError(
+                "The inputs are uint8: say scale=255 for pixels that the network should see in [0, 1], scale=1 to "
+                "leave them in 0…255, or convert them."
+            )
+        sets = [(f"Client {k}", self.data.y[part.to(self.data.y.device)]) for k, part in enumerate(self.data.parts)]
+        if test is not None:
+            x, y = test
+            if len(x) != len(y) or not len(x):
+                raise InputError(f"The test set has {len(x)} inputs and {len(y)} targets: give one target to each.")
+            if x.shape[1:] != self.data.x.shape[1:] or x.dtype != self.data.x.dtype:
+                own, its = (f"{a.dtype} {tuple(a.shape[1:])}" for a in (x, self.data.x))
+                raise InputError(f"An input of the test set is {own}, one of the clients {its}: make them the same.")
+            if x.is_floating_point() and not x.isfinite().all():
+                raise InputError("The test inputs contain NaN or infinity: clean the data first.")
+            sets.append(("The test set", y))
+        outputs = self._probe[0]
+        if self.loss == "cross_entropy":
+            for whose, y in sets:
+                _check_labels(whose, y, outputs)
+        sample = self.data.y[:1].expand(self.batch_size, *self.data.y.shape[1:])
+        values = self._criterion(torch.zeros(outputs, dtype=self.network.dtype, device=sample.device), sample)
+        if values.shape != outputs[:1]:
+            shapes = f"{tuple(values.shape)} for {outputs[0]} examples"
+            raise InputError(f"The loss returns shape {shapes}: it must return one number an example.")
+
     @cached_property
     def _criterion(self) -> Criterion:
         return criterion(self.loss)
 
     @cached_property
-    def _dropout(self) -> list[torch.Size]:
-        first = self.data.x[self.data.parts[0][torch.zeros(self.batch_size, dtype=torch.long)]]
-        return self.network.dropout_shapes(self.inputs(first.to(self.network.device)))
+    def _probe(self) -> tuple[torch.Size, list[torch.Size]]:
+        """The shapes of a batch's outputs, and of what its dropout layers draw."""
+        first = self.data.x[:1].expand(self.batch_size, *self.data.x.shape[1:])
+        return self.network.probe(self.inputs(first))
 
     def _loss(self, parts: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor, uniforms: list[Tensor]) -> Tensor:
         return (weight * self._criterion(self.network.forward(parts, x, uniforms), y)).sum()
@@ -190,3 +218,17 @@ class Minibatches:
             own = [self.data.weights[k][at] for k, at in zip(self.clients, position, strict=True)]
             weight = weight * torch.stack(own).to(weight)
         return index.to(self.network.device), weight.to(self.network.device)
+
+
+def _check_labels(whose: str, y: Tensor, outputs: torch.Size) -> None:
+    """Refuse labels that are not class numbers of the network's outputs."""
+    if len(outputs) != 2:
+        raise InputError(f"The network's outputs have shape {tuple(outputs)}: cross_entropy needs (batch, classes).")
+    if y.is_floating_point() or y.dim() != 1:
+        raise InputError(f"{whose} has targets {y.dtype} {tuple(y.shape)}: cross_entropy needs class numbers (N,).")
+    least, most = int(y.min()), int(y.max())
+    if least < 0 or most >= outputs[1]:
+        found = least if least < 0 else most
+        raise InputError(
+            f"{whose} has the label {found}, but the network has {outputs[1]} outputs: labels are 0 … {outputs[1] - 1}."
+        )

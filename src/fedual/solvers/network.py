@@ -59,6 +59,12 @@ class Network:
         self._initial = self._initial.to(device)
         return self
 
+    def inputs(self, x: Tensor, scale: float | None = None) -> Tensor:
+        """Stored inputs as the network sees them: x/scale; unscaled integers (of an embedding) stay what they are."""
+        if scale is not None:
+            return x.to(self.dtype) / scale
+        return x.to(self.dtype) if x.is_floating_point() else x
+
     def initial(self) -> Tensor:
         """θ as the module came, `(P,)`."""
         return self._initial.clone()
@@ -73,18 +79,15 @@ class Network:
 
     def join(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The inverse of `split`, a copy."""
-        lead = [part.dim() - len(shape) for part, shape in zip(parts.values(), self.shapes, strict=True)]
-        return torch.cat(
-            [
-                parts[name].flatten(n) if n < parts[name].dim() else parts[name].unsqueeze(-1)
-                for name, n in zip(self.names, lead, strict=True)
-            ],
-            -1,
-        )
+        flat = lambda part, shape: part.flatten(part.dim() - len(shape)) if shape else part.unsqueeze(-1)
+        return torch.cat([flat(parts[name], shape) for name, shape in zip(self.names, self.shapes, strict=True)], -1)
 
     def state_dict(self, theta: Tensor) -> dict[str, Tensor]:
         """All parameters and buffers, the trainable ones from θ `(P,)`."""
-        return {**self.model.state_dict(), **self.split(theta)}
+        model = copy.deepcopy(self.model)
+        for name, value in self.split(theta).items():
+            model.get_parameter(name).copy_(value)  # in place: a tied parameter has several names
+        return model.state_dict()
 
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
         """One network, evaluation mode: θ `(P,)` and inputs `(B, ...)` to outputs `(B, ...)`."""
@@ -102,8 +105,8 @@ class Network:
         with _Dropout(list(uniforms)):
             return functional_call(self.model, dict(parts), (x,))
 
-    def dropout_shapes(self, x: Tensor) -> list[torch.Size]:
-        """The shapes of the uniforms that one forward pass on x `(B, ...)` takes; empty without dropout.
+    def probe(self, x: Tensor) -> tuple[torch.Size, list[torch.Size]]:
+        """The shapes of the outputs for x `(B, ...)`, and of the uniforms that dropout takes on the way.
 
         Refuses models that draw random numbers in another way, change a buffer, or do not return one tensor with
         a row for each example.
@@ -112,8 +115,15 @@ class Network:
         before = {name: value.clone() for name, value in self.model.named_buffers()}
         state = torch.get_rng_state()
         self.model.train()
-        with recorder, torch.no_grad():
-            out = functional_call(self.model, self.split(self._initial), (x,))
+        try:
+            with recorder, torch.no_grad():
+                out = functional_call(self.model, self.split(self._initial), (x,))
+        except (RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(
+                f"The model cannot take the clients' inputs, {x.dtype} {tuple(x.shape)} for a batch ({reason}): "
+                "reshape them, or set `scale` where integers stand for pixels."
+            ) from error
         if not torch.equal(state, torch.get_rng_state()):
             raise InputError(
                 "The model draws random numbers in its forward pass: only dropout, dropout1d/2d/3d are supported."
@@ -127,7 +137,7 @@ class Network:
         if not isinstance(out, Tensor) or out.dim() == 0 or len(out) != len(x):
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise InputError(f"The model returns {got} for a batch of {len(x)}: it must return one row an example.")
-        return recorder.shapes
+        return out.shape, recorder.shapes
 
 
 class _Dropout(TorchFunctionMode):

@@ -1,0 +1,177 @@
+"""IVON against the published optimiser, against Algorithm 2 as printed, and at its fixed point."""
+
+from typing import Any
+
+import ivon
+import pytest
+import torch
+from problems import normal, rng
+from torch import nn
+
+from fedual.admm import Subproblem
+from fedual.errors import InputError
+from fedual.families import Diagonal, Isotropic
+from fedual.solvers import IVON
+
+
+class Quadratic:
+    """Two clients' batches: ∇ = A_t θ − b_t, another A_t and b_t in every step."""
+
+    def __init__(self, dim=5, steps=30, clients=2, noise_seed=7):
+        self.root = normal((steps, clients, dim, dim), 1)
+        self.b = normal((steps, clients, dim), 2)
+        self.steps, self.num_examples = [steps] * clients, torch.full((clients,), 40.0)
+        self.epsilon = normal((steps, 3, clients, dim), noise_seed)
+
+    def __len__(self):
+        return len(self.steps)
+
+    def __getitem__(self, clients):
+        return self
+
+    def noise(self, step, sample, like):
+        return self.epsilon[step, sample]
+
+    def gradient(self, theta, step):
+        a = self.root[step] @ self.root[step].mT
+        return (a @ theta[..., None])[..., 0] - self.b[step]
+
+
+def problem(losses, eta=None, rho=0.5, tau=0.2, delta=3.0, mean=0.0, start=None, dim=5):
+    """N = 40, so that ess = N/(ρτ) = 400."""
+    family = Diagonal()
+    lam_g = family.natural(torch.full((dim,), mean), delta)
+    eta = torch.zeros(2, 2, dim) if eta is None else eta
+    carry = IVON().init(family, lam_g, 2)
+    return Subproblem(family, losses, eta, lam_g, rho, torch.full((2,), tau), carry, start)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize(("clip", "debias"), [(None, True), (0.02, True), (None, False)])
+def test_without_multipliers_it_is_the_published_optimiser(samples, clip, debias):
+    """Step for step on the same noise, which is read off the published optimiser's own perturbed parameters."""
+    losses, start = Quadratic(), normal((5,), 3)
+    settings: Any = {"lr": 0.05, "beta1": 0.8, "beta2": 0.9}
+    parameters = [nn.Parameter(start.clone()) for _ in range(2)]
+    theirs = [
+        ivon.IVON(
+            [parameter],
+            ess=400.0,
+            hess_init=0.7,
+            weight_decay=3.0 / 400,  # δ/ess
+            mc_samples=samples,
+            clip_radius=float("inf") if clip is None else clip,
+            debias=debias,
+            rescale_lr=False,
+            **settings,
+        )
+        for parameter in parameters
+    ]
+    means = []
+    precision = torch.full((2, 5), 400 * (0.7 + 3.0 / 400))
+    torch.manual_seed(0)
+    for step in range(30):
+        for k, (parameter, optimiser) in enumerate(zip(parameters, theirs, strict=True)):
+            before = parameter.detach().clone()
+            sigma = 1 / precision[k].sqrt()
+            for sample in range(samples):
+                with optimiser.sampled_params(train=True):
+                    losses.epsilon[step, sample, k] = (parameter.detach() - before) / sigma
+                    a = losses.root[step, k] @ losses.root[step, k].mT
+                    parameter.grad = a @ parameter.detach() - losses.b[step, k]
+            optimiser.step()
+            optimiser.zero_grad()
+            h = optimiser.param_groups[0]["hess"].detach()
+            precision[k] = 400 * (h + 3.0 / 400)
+        means.append(torch.stack([parameter.detach() for parameter in parameters]))
+    solver = IVON(h0=0.7, samples=samples, clip=clip, debias=debias, **settings)
+    solution = solver(problem(losses, start=start))
+    torch.testing.assert_close(Diagonal().mean(solution.lam), means[-1], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(Diagonal().precision(solution.lam), precision, rtol=1e-6, atol=1e-9)
+    for k, optimiser in enumerate(theirs):
+        momentum = optimiser.param_groups[0]["momentum"]
+        torch.testing.assert_close(solution.carry["momentum"][k], momentum, rtol=1e-6, atol=1e-9)
+
+
+def printed(losses, eta, start, rho, tau, delta, mean, lr, h0, beta1, beta2):
+    """Algorithm 2 line by line, with v_k, u_k, λ, δ and h as the paper writes them."""
+    n = 40.0
+    ess, v, u = n / (rho * tau), tau / n * eta[:, 0], tau / n * (-2 * eta[:, 1])
+    m, h, g = start.expand(2, -1).clone(), torch.full((2, 5), h0), torch.zeros(2, 5)
+    d = torch.full((5,), delta) / ess
+    sigma = 1 / (ess * (h + d)).sqrt()
+    for step in range(losses.steps[0]):
+        theta = m + sigma * losses.noise(step, 0, m)
+        g_hat = losses.gradient(theta, step)
+        h_hat = g_hat * (theta - m) / sigma**2 - u
+        g = beta1 * g + (1 - beta1) * g_hat
+        h = beta2 * h + (1 - beta2) * h_hat + (1 - beta2) ** 2 * (h - h_hat) ** 2 / (h + d) / 2
+        m = m - lr * (g + v - u * m + d * (m - mean)) / (h + d)
+        sigma = 1 / (ess * (h + d)).sqrt()
+    return m, 1 / sigma**2
+
+
+def test_eq61_it_is_algorithm_2_as_printed():
+    """Prior mean not zero, both multipliers, no debiasing (which the printed algorithm leaves out)."""
+    losses, start = Quadratic(), normal((5,), 3)
+    eta = torch.stack([normal((2, 5), 4), -torch.rand(2, 5, generator=rng(5))], 1)
+    settings: Any = {"lr": 0.02, "h0": 0.9, "beta1": 0.8, "beta2": 0.95}
+    m, s = printed(losses, eta, start, 0.5, 0.2, 3.0, 0.6, **settings)
+    solution = IVON(debias=False, **settings)(problem(losses, eta, mean=0.6, start=start))
+    torch.testing.assert_close(Diagonal().mean(solution.lam), m, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(Diagonal().precision(solution.lam), s, rtol=1e-9, atol=1e-12)
+
+
+class Conjugate(Quadratic):
+    """Full batches of a diagonal quadratic ½ h θ² − bθ a mean loss: everything is known in closed form."""
+
+    def __init__(self, steps):
+        super().__init__(steps=1)
+        self.steps, self.h, self.b = [steps] * 2, torch.rand(2, 5, generator=rng(1)) + 0.5, normal((2, 5), 2)
+
+    def noise(self, step, sample, like):
+        """±1: with two samples the expectations are exact."""
+        return torch.full((1, 5), 1.0 if sample else -1.0)
+
+    def gradient(self, theta, step):
+        return self.h * theta - self.b
+
+
+def test_eq32_its_fixed_point_solves_the_clients_problem():
+    """λ_k = λ_g − (η_k + ∇L_k/τ)/ρ, ∇L_k = N (g − hm, ½h) in closed form, from q_g and with both multipliers."""
+    losses = Conjugate(steps=4000)
+    eta = torch.stack([normal((2, 5), 4), -0.2 * torch.rand(2, 5, generator=rng(5))], 1)
+    wanted = problem(losses, eta, mean=0.4)
+    lam = IVON(lr=0.05, beta2=0.9, samples=2)(wanted).lam
+    gradient = torch.stack([-losses.b, losses.h / 2], 1) * 40 / 0.2
+    torch.testing.assert_close(lam, wanted.lam_g - (eta + gradient) / 0.5, rtol=1e-8, atol=1e-8)
+
+
+def test_the_precision_stays_positive_whatever_the_curvature():
+    """ĥ far below −(h + δ), in single precision too, where h + δ formed as a sum would cancel."""
+    losses = Conjugate(steps=300)
+    losses.h = torch.full((2, 5), -50.0)
+    lam = IVON(lr=1e-6, beta2=0.5, clip=1.0)(problem(losses)).lam
+    assert (Diagonal().precision(lam) > 0).all()
+
+
+def test_a_client_starts_at_the_servers_posterior_once_it_has_moved():
+    inner = IVON().begin(problem(Quadratic(), mean=0.6))
+    assert (inner["mean"] == 0.6).all()
+    torch.testing.assert_close(inner["curvature"] * inner["ess"], torch.full((2, 5), 3.0))
+    inner = IVON(h0=0.25).begin(problem(Quadratic(), mean=0.6, start=torch.arange(5.0)))
+    torch.testing.assert_close(inner["mean"], torch.arange(5.0).expand(2, 5))
+    torch.testing.assert_close(inner["curvature"], torch.full((2, 5), 0.25 + 3 / 400))
+
+
+@pytest.mark.parametrize(
+    "bad", [{"lr": 0}, {"h0": -1.0}, {"beta1": 1.0}, {"beta2": -0.1}, {"clip": 0.0}, {"samples": 0}]
+)
+def test_bad_settings_are_refused(bad):
+    with pytest.raises(InputError, match=next(iter(bad))):
+        IVON(**bad)
+
+
+def test_other_families_are_refused():
+    with pytest.raises(InputError, match="Diagonal"):
+        IVON().init(Isotropic(), torch.zeros(1, 3), 2)
