@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 from fedual.admm import Info, Method
-from fedual.errors import DivergedError, DomainError, InputError
-from fedual.evaluate import evaluate
+from fedual.errors import DivergedError, DomainError, InputError, require_positive
+from fedual.evaluate import check_count, evaluate
 from fedual.families import Gaussian
 from fedual.methods import build
 from fedual.posterior import Posterior
@@ -22,6 +22,7 @@ from fedual.simulate import sequential, vectorised
 from fedual.simulate.state import Place, Schedule, ServerState, begin, scheduled
 from fedual.simulate.store import Store
 from fedual.solvers import Clients, Draws, Minibatches, Network, Stepper
+from fedual.solvers.clients import materialise
 from fedual.solvers.draws import Mode
 from fedual.solvers.network import Trainable
 
@@ -142,12 +143,16 @@ def fit(
     """
     if engine not in ENGINES:
         raise InputError(f"engine = {engine!r}: choose {' or '.join(ENGINES)}.")
-    for name, value in (("rounds", rounds), ("evaluate_every", evaluate_every)):
-        if not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} = {value!r}: give a positive whole number.")
-    if not 0 < participation <= 1:
-        raise InputError(f"participation = {participation!r}: give a fraction of the clients, in (0, 1].")
+    if client_state not in get_args(Place):
+        raise InputError(f"client_state = {client_state!r}: choose {', '.join(get_args(Place))}.")
+    for name, value in (("rounds", rounds), ("evaluate_every", evaluate_every), ("chunk", chunk)):
+        if value is not None:
+            check_count(name, value, 1)
+    check_count("samples", samples, 0)
+    require_positive("participation", participation, most=1.0)
     method = build(method) if isinstance(method, str) else method
+    if not isinstance(method, Method):
+        raise InputError(f"method = {method!r}: give a name, or what a function of `fedual.methods` returns.")
     if not isinstance(method.solver, Stepper):
         raise InputError(f"{method.solver} takes no minibatch steps: networks need IVON, SGD or Laplace as a solver.")
     scheduled(method, schedule, 0, rounds)
@@ -159,6 +164,7 @@ def fit(
     losses = Minibatches(
         network, data.to(network.device), loss, Draws(seed, noise, order), batch_size, local_epochs, local_steps, scale
     )
+    test = None if test is None else materialise("The test set", test)
     losses.check(test)
     path = None if out is None else Path(out)
     if chunk is None and path is not None and resume and (path / "config.json").exists():

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,7 +48,7 @@ class Clients:
     @classmethod
     def from_pairs(cls, pairs: Sequence, weights: Sequence[Tensor] | None = None) -> "Clients":
         """From a list of `(x, y)` tensor pairs, or of datasets whose items are such pairs."""
-        tensors = [_materialise(k, pair) for k, pair in enumerate(pairs)]
+        tensors = [materialise(f"Client {k}", pair) for k, pair in enumerate(pairs)]
         if not tensors:
             raise InputError("There are no clients: give a list of (x, y) pairs, one for each client.")
         for k, (x, y) in enumerate(tensors):
@@ -64,6 +65,7 @@ class Clients:
                         "all clients need the same type, and the same shape of an example."
                     )
         rows = torch.arange(sum(len(x) for x, _ in tensors)).split([len(x) for x, _ in tensors])
+        weights = None if weights is None else [torch.as_tensor(weight) for weight in weights]
         return cls(torch.cat([x for x, _ in tensors]), torch.cat([y for _, y in tensors]), rows, weights)
 
     def __len__(self) -> int:
@@ -102,19 +104,18 @@ class Clients:
         return f"{whose} {what} contain NaN or infinity ({len(rows)} examples in all): clean the data first."
 
 
-def _materialise(k: int, pair: object) -> tuple[Tensor, Tensor]:
-    """`(x, y)` tensors of a client."""
+def materialise(whose: str, pair: object) -> tuple[Tensor, Tensor]:
+    """`(x, y)` tensors of a client or a test set, from a pair or a dataset of pairs; `whose` is what errors call it."""
     if isinstance(pair, tuple | list) and len(pair) == 2:
         x, y = (torch.as_tensor(a) for a in pair)
-    elif hasattr(pair, "__len__") and hasattr(pair, "__getitem__"):
+    # an array has a length and items too, but its rows are no pairs: it is half of a pair that lost its list
+    elif hasattr(pair, "__len__") and hasattr(pair, "__getitem__") and not isinstance(pair, Tensor | np.ndarray | str):
         items = [pair[i] for i in range(len(pair))]  # type: ignore[arg-type, index]
         if not items:
-            raise InputError(f"Client {k} has no examples: leave it out, or give it some.")
+            raise InputError(f"{whose} has no examples: leave it out, or give it some.")
         x, y = (torch.stack([torch.as_tensor(item[j]) for item in items]) for j in (0, 1))
     else:
-        raise InputError(
-            f"Client {k} is a {type(pair).__name__}: give a pair (x, y) of tensors, or a dataset of pairs."
-        )
+        raise InputError(f"{whose} is a {type(pair).__name__}: give a pair (x, y) of tensors, or a dataset of pairs.")
     if x.dim() == 0 or y.dim() == 0:
-        raise InputError(f"Client {k}'s x and y need a first axis of examples.")
+        raise InputError(f"{whose} has an x or y without a first axis: give one row for each example.")
     return x, y

@@ -5,6 +5,7 @@ Client k goes through its N_k examples in batches of B, ⌈N_k/B⌉ an epoch, th
 w the loss is ℓ_k = Σ_i w_i ℓ_i, N_k is replaced by Σ_i w_i, and a batch estimates ∇ℓ_k/Σw without bias.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
-from fedual.errors import InputError
+from fedual.errors import InputError, require_positive
 from fedual.solvers.clients import Clients
 from fedual.solvers.criteria import Criterion, criterion
 from fedual.solvers.curvature import ggn_diagonal
@@ -65,6 +66,8 @@ class Minibatches:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise InputError(f"{name} = {value!r}: give a positive whole number.")
+        if self.scale is not None:
+            require_positive("scale", self.scale)
 
     @cached_property
     def clients(self) -> tuple[int, ...]:
@@ -153,7 +156,8 @@ class Minibatches:
                 "The inputs are uint8: say scale=255 for pixels that the network should see in [0, 1], scale=1 to "
                 "leave them in 0…255, or convert them."
             )
-        sets = [(f"Client {k}", self.data.y[part.to(self.data.y.device)]) for k, part in enumerate(self.data.parts)]
+        parts = [part.to(self.data.y.device) for part in self.data.parts]
+        sets = [(f"Client {k}", self.data.x, self.data.y, part) for k, part in enumerate(parts)]
         if test is not None:
             x, y = test
             if len(x) != len(y) or not len(x):
@@ -161,15 +165,35 @@ class Minibatches:
             if x.shape[1:] != self.data.x.shape[1:] or x.dtype != self.data.x.dtype:
                 own, its = (f"{a.dtype} {tuple(a.shape[1:])}" for a in (x, self.data.x))
                 raise InputError(f"An input of the test set is {own}, one of the clients {its}: make them the same.")
-            if x.is_floating_point() and not x.isfinite().all():
-                raise InputError("The test inputs contain NaN or infinity: clean the data first.")
-            sets.append(("The test set", y))
+            for what, values in (("inputs", x), ("targets", y)):
+                if values.is_floating_point() and not values.isfinite().all():
+                    raise InputError(f"The test {what} contain NaN or infinity: clean the data first.")
+            sets.append(("The test set", x, y, torch.arange(len(x), device=y.device)))
+        if self.scale is None and not self.data.x.is_floating_point():
+            for whose, x, _, rows in sets:
+                # of many embeddings in one call, an index too large for one would silently read the next one's row
+                extremes = torch.stack([x[rows].amin(0), x[rows].amax(0)]).to(self.network.device)
+                self.network.probe(extremes, f"{whose[0].lower()}{whose[1:]}'s least and largest inputs")
         outputs = self._probe[0]
-        if self.loss == "cross_entropy":
-            for whose, y in sets:
-                _check_labels(whose, y, outputs)
-        sample = self.data.y[:1].expand(self.batch_size, *self.data.y.shape[1:])
-        values = self._criterion(torch.zeros(outputs, dtype=self.network.dtype, device=sample.device), sample)
+        for whose, _, y, rows in sets:
+            _check_range(whose, y[rows], self.loss)
+            if self.loss == "cross_entropy":
+                _check_labels(whose, y[rows], outputs)
+        for whose, _, y, _ in (sets[0], sets[-1]):  # clients' targets have one shape and type, the test set's its own
+            self._check_loss(whose, y[:1].to(self.network.device), outputs)
+
+    def _check_loss(self, whose: str, y: Tensor, outputs: torch.Size) -> None:
+        """Refuse a loss that does not take the targets `(1, ...)`, or does not return one number an example."""
+        loss, zeros = self._criterion, torch.zeros(outputs, dtype=self.network.dtype, device=y.device)
+        try:
+            values = loss(zeros, y.expand(outputs[0], *y.shape[1:]))
+        except InputError as error:
+            raise InputError(f"{whose}: {error}") from None
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            given = f"outputs {tuple(outputs)} and {whose}'s targets {y.dtype} {(outputs[0], *y.shape[1:])}"
+            raise InputError(
+                f"The loss does not take {given} ({str(error).splitlines()[0]}): change one of them."
+            ) from error
         if values.shape != outputs[:1]:
             shapes = f"{tuple(values.shape)} for {outputs[0]} examples"
             raise InputError(f"The loss returns shape {shapes}: it must return one number an example.")
@@ -218,6 +242,18 @@ class Minibatches:
             own = [self.data.weights[k][at] for k, at in zip(self.clients, position, strict=True)]
             weight = weight * torch.stack(own).to(weight)
         return index.to(self.network.device), weight.to(self.network.device)
+
+
+_RANGES: dict[object, tuple[float, float]] = {"binary_cross_entropy": (0, 1), "poisson": (0, math.inf)}
+
+
+def _check_range(whose: str, y: Tensor, loss: object) -> None:
+    """Refuse targets for which a loss has no minimum."""
+    if loss in _RANGES:
+        least, most = _RANGES[loss]
+        if y.min() < least or y.max() > most:
+            found = y.min().item() if y.min() < least else y.max().item()
+            raise InputError(f"{whose} has the target {found}: {loss} needs targets from {least} to {most}.")
 
 
 def _check_labels(whose: str, y: Tensor, outputs: torch.Size) -> None:

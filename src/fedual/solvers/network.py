@@ -31,6 +31,8 @@ class Network:
     """
 
     def __init__(self, model: nn.Module, trainable: Trainable = None):
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model = {model!r}: give an nn.Module, initialised.")
         _refuse_batch_statistics(model)
         self.model = copy.deepcopy(model)
         parameters = dict(self.model.named_parameters())
@@ -39,8 +41,11 @@ class Network:
         self._sizes = [shape.numel() for shape in self.shapes]
         self.dim = sum(self._sizes)
         self._initial = torch.cat([parameters[name].detach().flatten() for name in self.names])
-        if not self._initial.isfinite().all():
-            raise InputError("The model's parameters contain NaN or infinity: initialise it before training.")
+        for name, value in parameters.items():
+            if not value.isfinite().all():
+                raise InputError(
+                    f"The model's parameter {name} contains NaN or infinity: initialise it before training."
+                )
         self.model.requires_grad_(False)
 
     @property
@@ -105,7 +110,7 @@ class Network:
         with _Dropout(list(uniforms)):
             return functional_call(self.model, dict(parts), (x,))
 
-    def probe(self, x: Tensor) -> tuple[torch.Size, list[torch.Size]]:
+    def probe(self, x: Tensor, whose: str = "the clients' inputs") -> tuple[torch.Size, list[torch.Size]]:
         """The shapes of the outputs for x `(B, ...)`, and of the uniforms that dropout takes on the way.
 
         Refuses models that draw random numbers in another way, change a buffer, or do not return one tensor with
@@ -118,10 +123,10 @@ class Network:
         try:
             with recorder, torch.no_grad():
                 out = functional_call(self.model, self.split(self._initial), (x,))
-        except (RuntimeError, TypeError, ValueError) as error:
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
             reason = str(error).splitlines()[0]
             raise InputError(
-                f"The model cannot take the clients' inputs, {x.dtype} {tuple(x.shape)} for a batch ({reason}): "
+                f"The model cannot take {whose}, {x.dtype} {tuple(x.shape)} for a batch ({reason}): "
                 "reshape them, or set `scale` where integers stand for pixels."
             ) from error
         if not torch.equal(state, torch.get_rng_state()):
