@@ -114,7 +114,7 @@ def blr(family: Family, beta: float = 1.0, rule: Rule = Delta(), tau: float = 1.
 
 
 def ivon_admm(
-    rho: float = 1.0, damping: float = 0.1, delta: float = 1.0, tau: float = 1.0, solver: IVON = IVON()
+    rho: float = 0.3, damping: float = 0.1, delta: float = 1.0, tau: float = 0.01, solver: IVON = IVON()
 ) -> Method:
     """The Adam-like variant for networks: diagonal Gaussians by IVON, γ = damping·ρ (Algorithm 1, Eq. 59).
 
@@ -125,7 +125,7 @@ def ivon_admm(
     return Method(Diagonal(), solver, Natural(damping * rho), Blend(), rho, tau, delta=delta)
 
 
-def ivon_pvi(damping: float = 0.1, delta: float = 1.0, tau: float = 1.0, solver: IVON = IVON()) -> Method:
+def ivon_pvi(damping: float = 0.1, delta: float = 1.0, tau: float = 0.01, solver: IVON = IVON()) -> Method:
     """Partitioned variational inference with diagonal Gaussians by IVON, damped.
 
     Equivalence: `ivon_admm` with ρ = 1 and α = 1, so that q_g is the product of the prior and the sites.

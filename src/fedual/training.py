@@ -271,8 +271,8 @@ def _diverged(run: Run, record: Record, what: str) -> DivergedError:
         run.posterior.save(run.path / "posterior.safetensors")
         where = f" in {run.path}"
     solver, advice = run.method.solver, ["lower lr"]
-    if getattr(solver, "clip", 0) is None:
-        advice.insert(0, "set clip = 1 (a limit on each step)")
+    if hasattr(solver, "clip"):
+        advice.insert(0, "lower clip, the limit on each step (1 is the default)")
     if run.method.server.prior:
         advice += ["lower damping", "raise rho or tau"]
     error = DivergedError(
