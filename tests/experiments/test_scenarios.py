@@ -70,8 +70,9 @@ def test_every_model_table_builds_and_fits_the_data(name: str):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_ivon_admm_has_the_published_settings(name: str):
-    scenario = load(name, method="ivon-admm")
+    scenario = load(name, method="ivon-admm", preset="paper")
     said = {**scenario.train, **scenario.settings}
+    assert said["clip"] == 0
     order = ["rounds", "batch_size", "local_epochs", "lr", "h0", "tau", "delta", "damping", "rho", "beta2"]
     assert tuple(said[key] for key in order) == PUBLISHED[name][:-1]
     assert (said.get("schedule") == "cosine") == PUBLISHED[name][-1]
@@ -81,7 +82,7 @@ def test_ivon_admm_has_the_published_settings(name: str):
 def test_paper_preset_fixes_noise_and_order(name: str):
     plain, paper = load(name), load(name, preset="paper")
     assert {**plain.train, "noise": "shared-fixed", "order": "shared-fixed"} == paper.train
-    assert paper.settings == plain.settings
+    assert {**plain.settings, **paper.settings} == paper.settings
     assert paper.preset == "paper"
 
 

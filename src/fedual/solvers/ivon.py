@@ -12,7 +12,6 @@ Here h + δ is carried rather than h. With A = v − δ m_p, B = δ − u (`quad
 point too.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +33,7 @@ class IVON(Stepper):
         h0: h at the first step of a client whose server still sits at the prior; afterwards q starts at q_g (h = 0).
         beta1: Of the momentum g, which is carried from round to round.
         beta2: Of the curvature h.
-        clip: The preconditioned step is limited to ±clip a parameter, before the learning rate; inf is no limit.
+        clip: The preconditioned step is limited to ±clip a parameter, before the learning rate; 0 is no limit.
         debias: Divide g by 1 − β₁ᵗ, t counted over all rounds.
     """
 
@@ -52,7 +51,7 @@ class IVON(Stepper):
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name} = {getattr(self, name)}: it must be in [0, 1).")
-        if self.clip != math.inf:
+        if self.clip != 0:
             require_positive("clip", self.clip)
         if self.samples < 1:
             raise InputError(f"samples = {self.samples}: IVON needs at least one Monte-Carlo sample a step.")
@@ -96,7 +95,7 @@ class IVON(Stepper):
         steps = inner["steps"] + 1
         first = momentum / (1 - self.beta1**steps)[:, None] if self.debias else momentum
         direction = (first + inner["offset"] + slope * mean) / curvature
-        if self.clip != math.inf:
+        if self.clip:
             direction = direction.clamp(-self.clip, self.clip)
         moved = {"mean": mean - self.lr * direction, "curvature": curvature, "momentum": momentum, "steps": steps}
         return {**inner, **moved}
