@@ -1,7 +1,8 @@
 """fedual: federated learning that returns posteriors.
 
-Start with `fedual.methods` (what to run), `fedual.admm` (`init` and `step`) and `fedual.families`; the parts are
-loaded when they are first used, so that `fedual --help` does not wait for torch.
+`fedual.fit` trains a network on clients' data. Below it are `fedual.methods` (what to run), `fedual.admm` (`init` and
+`step`) and `fedual.families`; the parts are loaded when they are first used, so that `fedual --help` does not wait for
+torch.
 """
 
 from importlib import import_module
@@ -10,23 +11,54 @@ from typing import TYPE_CHECKING, Any
 from fedual._version import __version__
 
 if TYPE_CHECKING:
-    from fedual import admm, data, duals, errors, families, figures, methods, servers, solvers
+    from fedual import (
+        admm,
+        data,
+        duals,
+        errors,
+        evaluate,
+        experiments,
+        families,
+        figures,
+        methods,
+        models,
+        posterior,
+        runs,
+        servers,
+        simulate,
+        solvers,
+        training,
+    )
+    from fedual.posterior import Posterior
+    from fedual.training import fit
 
 __all__ = [
+    "Posterior",
     "__version__",
     "admm",
     "data",
     "duals",
     "errors",
+    "evaluate",
+    "experiments",
     "families",
     "figures",
+    "fit",
     "methods",
+    "models",
+    "posterior",
+    "runs",
     "servers",
+    "simulate",
     "solvers",
+    "training",
 ]
+_FROM = {"fit": "training", "Posterior": "posterior"}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FROM:
+        return getattr(import_module(f"fedual.{_FROM[name]}"), name)
     if name in __all__:
         return import_module(f"fedual.{name}")
     raise AttributeError(f"module 'fedual' has no attribute {name!r}")

@@ -52,3 +52,9 @@ def require_positive(name: str, value: Any, most: float = math.inf) -> None:
     ):
         limit = "" if most == math.inf else f" of at most {most:g}"
         raise InputError(f"{name} = {value!r}: it must be a positive, finite number{limit}.")
+
+
+def require_share(name: str, value: Any) -> None:
+    """Refuse a setting that is not a number in [0, 1)."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+        raise InputError(f"{name} = {value!r}: it must be a number in [0, 1).")

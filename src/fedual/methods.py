@@ -79,6 +79,7 @@ def pvi(family: Family, solver: Solver, damping: float = 1.0, tau: float = 1.0) 
     Equivalence: q_g ∝ π_0 Π_k t_k with sites t_k = exp⟨η_k, T⟩; damped with exact clients it is
     η_k ← (1−γ) η_k − γ ∇L_k(μ_k) (Eq. 39, whose sign is misprinted in the paper).
     """
+    require_positive("damping", damping, most=1.0)
     return Method(family, solver, Natural(damping), Blend(1.0), 1.0, tau)
 
 
@@ -122,6 +123,7 @@ def ivon_admm(
     s_g = (1−α) mean s_k + α(δ + Σ u_k), m_g = [(1−α) mean(s_k m_k) + α Σ v_k]/s_g.
     """
     require_positive("rho", rho)
+    require_positive("damping", damping)
     return Method(Diagonal(), solver, Natural(damping * rho), Blend(), rho, tau, delta=delta)
 
 
@@ -174,7 +176,7 @@ def fedlap(delta: float = 1.0, damping: float = 0.1, tau: float = 1.0, solver: S
 
     Equivalence: `pvi` on `Isotropic(δ)`; at a fixed point δθ_g = −Σ_k ∇ℓ_k(θ_g)/τ, the pooled MAP estimate.
     """
-    return replace(pvi(Isotropic(delta), solver, damping, tau), delta=delta)
+    return pvi(Isotropic(delta), solver, damping, tau)
 
 
 def fedlap_cov(delta: float = 1.0, damping: float = 0.1, tau: float = 1.0, solver: Laplace = Laplace()) -> Method:

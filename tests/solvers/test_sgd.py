@@ -106,14 +106,15 @@ def test_it_is_pytorchs_optimiser(name, family):
             torch.testing.assert_close(ours[step][client], theta.data, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("decay", [0.0, 1e6])
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_max_norm_is_clip_grad_norm(optimiser):
-    """On gradients near 1e7, next to which the 1e-6 that PyTorch adds to the norm is nothing."""
+def test_max_norm_is_clip_grad_norm(optimiser, decay):
+    """On gradients near 1e7, next to which the 1e-6 that PyTorch adds to the norm is nothing; decay comes after."""
     given = problem(Isotropic(3.0), Quadratic(1e7))
-    ours = list(means(SGD(lr=1e-3, optimiser=optimiser, max_norm=2e7), given))
+    ours = list(means(SGD(lr=1e-9, optimiser=optimiser, max_norm=2e7, weight_decay=decay), given))
     for client in range(2):
         theta = nn.Parameter(normal((DIM,), 3))
-        its = (torch.optim.SGD if optimiser == "sgd" else torch.optim.Adam)([theta], lr=1e-3)
+        its = (torch.optim.SGD if optimiser == "sgd" else torch.optim.Adam)([theta], lr=1e-9, weight_decay=decay)
         norms = []
         for step in range(STEPS):
             its.zero_grad()
@@ -125,14 +126,14 @@ def test_max_norm_is_clip_grad_norm(optimiser):
 
 
 def test_max_norm_bounds_the_whole_gradient_of_each_client():
-    """Decay and proximal term are part of it, and one client's large gradient does not shorten another's step."""
-    given, solver = problem(Isotropic(3.0), Quadratic()), SGD(lr=0.5, optimiser="sgd", weight_decay=40.0, max_norm=3.0)
-    before = solver.begin(given)["mean"]
-    loss = torch.stack([torch.zeros(DIM), torch.full((DIM,), 1e9)])
-    after = solver.update({**solver.begin(given), "slope": torch.zeros(2, 1)}, loss, None)["mean"]
-    torch.testing.assert_close((after - before).norm(dim=-1), torch.full((2,), 1.5))
+    """The proximal term is part of it, and one client's large gradient does not shorten another's step."""
+    given = problem(Isotropic(3.0), Quadratic())
     calm = SGD(lr=0.5, optimiser="sgd", max_norm=3.0)
-    zero = {**calm.begin(given), "offset": torch.zeros(2, DIM), "slope": torch.zeros(2, 1)}
+    before = calm.begin(given)["mean"]
+    pulled = {**calm.begin(given), "offset": torch.full((2, DIM), 1e3), "slope": torch.zeros(2, 1)}
+    after = calm.update(pulled, torch.zeros(2, DIM), None)["mean"]
+    torch.testing.assert_close((after - before).norm(dim=-1), torch.full((2,), 1.5))
+    zero = {**pulled, "offset": torch.zeros(2, DIM)}
     small = torch.stack([torch.full((DIM,), 0.1), torch.full((DIM,), 1e9)])
     moved = calm.update(zero, small, None)["mean"] - before
     torch.testing.assert_close(moved[0], torch.full((DIM,), -0.05))
@@ -175,6 +176,10 @@ def test_eq32_laplace_adds_the_curvature_of_the_loss_to_the_precision():
         ({"beta1": -0.1}, "beta1 = -0.1"),
         ({"beta2": 1.5}, "beta2 = 1.5"),
         ({"max_norm": 0.0}, "max_norm = 0.0"),
+        ({"weight_decay": -1.0}, "weight_decay = -1.0"),
+        ({"weight_decay": None}, "weight_decay = None"),
+        ({"momentum": None}, "momentum = None"),
+        ({"eps": 0.0}, "eps = 0.0"),
     ],
 )
 def test_bad_settings_are_refused(bad, message):

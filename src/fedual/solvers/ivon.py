@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedual.admm import Carry, Solution, Subproblem
-from fedual.errors import InputError, require_positive
+from fedual.errors import InputError, require_positive, require_share
 from fedual.families import Diagonal, Family
 from fedual.solvers.stochastic import Inner, Stepper, quadratic, scale, start_mean
 
@@ -49,12 +49,11 @@ class IVON(Stepper):
         for name in ("lr", "h0"):
             require_positive(name, getattr(self, name))
         for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{name} = {getattr(self, name)}: it must be in [0, 1).")
+            require_share(name, getattr(self, name))
         if self.clip != 0:
             require_positive("clip", self.clip)
-        if self.samples < 1:
-            raise InputError(f"samples = {self.samples}: IVON needs at least one Monte-Carlo sample a step.")
+        if not isinstance(self.samples, int) or self.samples < 1:
+            raise InputError(f"samples = {self.samples!r}: IVON needs at least one Monte-Carlo sample a step.")
 
     def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
         """No momentum, no steps taken."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedual.admm import Carry, Solution, Subproblem
-from fedual.errors import InputError, require_positive
+from fedual.errors import InputError, require_positive, require_share
 from fedual.families import Family, FixedPrecision, Isotropic
 from fedual.solvers.stochastic import Inner, Stepper, quadratic, start_mean
 
@@ -28,7 +28,7 @@ class SGD(Stepper):
         beta1: Of "adam".
         beta2: Of "adam".
         eps: Of "adam".
-        weight_decay: Adds weight_decay · m to the gradient of the mean loss.
+        weight_decay: Adds weight_decay · m to the gradient of the mean loss (after `max_norm`, as in PyTorch).
         max_norm: A client's whole gradient is scaled down to this norm; None is no limit.
     """
 
@@ -43,10 +43,12 @@ class SGD(Stepper):
     def __post_init__(self):
         if self.optimiser not in ("adam", "sgd"):
             raise InputError(f"optimiser = {self.optimiser!r}: choose adam or sgd.")
-        require_positive("lr", self.lr)
+        for name in ("lr", "eps"):
+            require_positive(name, getattr(self, name))
         for name in ("momentum", "beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{name} = {getattr(self, name)}: it must be in [0, 1).")
+            require_share(name, getattr(self, name))
+        if self.weight_decay != 0:
+            require_positive("weight_decay", self.weight_decay)
         if self.max_norm is not None:
             require_positive("max_norm", self.max_norm)
 
@@ -67,10 +69,10 @@ class SGD(Stepper):
         """One step."""
         mean = inner["mean"]
         gradient = gradient + inner["offset"] + inner["slope"] * mean
-        if self.weight_decay:
-            gradient = gradient + self.weight_decay * mean
         if self.max_norm is not None:
             gradient = gradient * (self.max_norm / gradient.norm(dim=-1, keepdim=True)).clamp(max=1)
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * mean
         if self.optimiser == "sgd":
             first = self.momentum * inner["first"] + gradient
             return {**inner, "mean": mean - self.lr * first, "first": first}

@@ -1,0 +1,52 @@
+"""Peak memory and time a round against the number of clients: `python -m bench.memory`.
+
+Each line is a process of its own: peak resident memory, seconds of the second round, and their ratio to the line
+before. Client state is on disk, so memory should stay flat while time doubles with the clients.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+
+EXAMPLES, CLIENTS = 20, (250, 500, 1000, 2000)
+
+
+def small(num_clients: int) -> dict:
+    import torch
+
+    from fedual import fit, models
+
+    torch.manual_seed(0)
+    sites = [(torch.randn(EXAMPLES, 64), torch.randint(10, (EXAMPLES,))) for _ in range(num_clients)]
+    model = models.build("mlp", inputs=64, hidden=(100, 50))
+    run = fit(model, sites, rounds=2, local_epochs=2, client_state="disk", device="cpu")
+    return {"clients": num_clients, "state MB": run.store.nbytes / 1e6, "chunk": run.config["chunk"], **_peak(run)}
+
+
+def mnist() -> dict:
+    from fedual import experiments
+
+    scenario = experiments.load("mnist-2class-100", sets=["rounds=2", "local_epochs=1"])
+    run = experiments.execute(scenario, 62, device="cpu")
+    return {"clients": 100, "state MB": run.store.nbytes / 1e6, "chunk": run.config["chunk"], **_peak(run)}
+
+
+def _peak(run) -> dict:
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"peak MB": kilobytes / 1e3, "seconds a round": run.history[-1]["seconds"]}
+
+
+def main() -> None:
+    lines = [["small", str(number)] for number in CLIENTS] + [["mnist"]]
+    for line in lines:
+        found = subprocess.run([sys.executable, "-m", "bench.memory", *line], capture_output=True, text=True, check=True)
+        print(" ".join(line), json.loads(found.stdout.splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    what = sys.argv[1:]
+    if not what:
+        main()
+    else:
+        print(json.dumps(small(int(what[1])) if what[0] == "small" else mnist()))
