@@ -1,6 +1,7 @@
 """The front door: `fit` trains a model on clients' data and returns a `Run` with its history and its posterior."""
 
 import hashlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -252,7 +253,7 @@ def _facts(run: Run, info: Info, active: int) -> Record:
 def _evaluate(run: Run, server: ServerState, test: tuple[Tensor, Tensor]) -> Record:
     """The figures of q_g on the test set."""
     losses = run.losses
-    return evaluate(
+    found = evaluate(
         losses.network,
         cast(Gaussian, run.method.family),
         server.lam_g,
@@ -262,6 +263,9 @@ def _evaluate(run: Run, server: ServerState, test: tuple[Tensor, Tensor]) -> Rec
         samples=run.config["samples"],
         seed=losses.draws.evaluation(server.round),
     )
+    if any(math.isnan(value) for value in found.values()):
+        raise DomainError("The figures on the test set are NaN: the network's outputs are infinite.")
+    return found
 
 
 def _diverged(run: Run, record: Record, what: str) -> DivergedError:
