@@ -1,0 +1,407 @@
+"""The front door on problems that take milliseconds: what a run records, what it depends on, how it fails."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from problems import normal, rng
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from fedual import methods
+from fedual.duals import Expectation
+from fedual.errors import DivergedError
+from fedual.models import build
+from fedual.posterior import Posterior, Prediction, RegressionPrediction
+from fedual.runs import RunDirectory
+from fedual.solvers import SGD
+from fedual.training import Run, fit
+
+DIM = 43  # 4·5 + 5 + 5·3 + 3
+SIZES = [9, 5, 12, 7]
+SETTINGS = {"inputs": 4, "hidden": [5], "outputs": 3, "activation": "tanh"}
+Pairs = list[tuple[Tensor, Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    """Of the models that tests make."""
+    torch.manual_seed(0)
+
+
+def mlp(outputs: int = 3) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, outputs))
+
+
+def pairs(sizes: list[int] = SIZES, dtype: torch.dtype = torch.float64) -> Pairs:
+    """Clients of unequal size with inputs of their own; classes are linear in the inputs."""
+    truth = normal((4, 3), 99)
+    x = [normal((n, 4), k) + normal((4,), 50 + k) for k, n in enumerate(sizes)]
+    return [(own.to(dtype), (own @ truth).argmax(1)) for own in x]
+
+
+def regression(of: Callable[[Tensor], Tensor], sizes: list[int] = SIZES) -> Pairs:
+    """Clients with standard-normal inputs and the targets that a function makes of them."""
+    inputs = [normal((n, 4), 30 + k) for k, n in enumerate(sizes)]
+    return [(x, of(x)) for x in inputs]
+
+
+def train(method: Any = "ivon-admm", rounds: int = 2, **options: Any) -> Run:
+    defaults = {"batch_size": 4, "local_epochs": 1, "samples": 3, "device": "cpu"}
+    options = {"model": mlp(), "clients": pairs(), **defaults, **options}
+    return fit(options.pop("model"), options.pop("clients"), method, rounds, **options)
+
+
+def pooled(clients: Pairs) -> tuple[Tensor, Tensor]:
+    return torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients])
+
+
+def watch() -> tuple[list[dict[str, Tensor]], Any]:
+    """A list that fills with λ_g and the clients' rows as they are before the first and after every round."""
+    seen = []
+
+    def look(run: Run, record: Any) -> None:
+        seen.append({"lam_g": run.server.lam_g, **run.store.read(torch.arange(len(run.losses.data)))})
+
+    return seen, look
+
+
+class TestHistory:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_one_record_a_round_with_figures_at_the_mean_and_under_q(self, dtype):
+        run = train(clients=pairs(dtype=dtype), model=mlp().to(dtype), test=pairs(dtype=dtype)[0], rounds=3)
+        assert [record["round"] for record in run.history] == [1, 2, 3]
+        facts = {"round", "active", "counted", "refused", "shortened", "primal", "dual", "bytes_up", "bytes_down"}
+        figures = {f"{name}{kind}" for name in ("accuracy", "nll", "brier", "ece") for kind in ("", "_mc")}
+        assert all(record.keys() == facts | figures | {"seconds"} for record in run.history)
+        assert all(record["active"] == record["counted"] == 4 and record["refused"] == 0 for record in run.history)
+        assert run.posterior.mean.dtype == run.posterior.precision.dtype == dtype
+        assert run.posterior.mean.shape == run.posterior.precision.shape == (DIM,)
+
+    def test_the_figures_are_those_of_the_posterior(self):
+        x, y = pairs()[0]
+        run = train("fedavg", test=(x, y))
+        f = run.posterior.module()(x).detach().numpy()
+        log_p = f - np.log(np.exp(f).sum(1, keepdims=True))
+        assert run.history[-1]["nll"] == pytest.approx(-log_p[np.arange(len(y)), y].mean())
+        assert run.history[-1]["accuracy"] == (f.argmax(1) == y.numpy()).mean()
+        assert "nll_mc" not in run.history[-1]  # a point estimate has no figures under q
+
+    @pytest.mark.parametrize(
+        ("method", "rows", "uploads"),
+        [
+            (methods.ivon_admm(), 2, 1),
+            (methods.feddyn(), 1, 1),
+            (replace(methods.ivon_admm(), dual=Expectation(0.1)), 2, 2),
+        ],
+    )
+    def test_bytes_are_those_of_the_vectors_that_travel(self, method, rows, uploads):
+        clients = [(x.float(), y) for x, y in pairs()]
+        for participation, active in ((1.0, 4), (0.5, 2)):
+            run = train(method, model=mlp().float(), clients=clients, participation=participation)
+            for record in run.history:
+                assert record["active"] == active
+                assert record["bytes_down"] == active * rows * DIM * 4
+                assert record["bytes_up"] == record["counted"] * uploads * rows * DIM * 4
+
+    def test_residuals_of_a_method_that_remembers_its_clients(self):
+        seen, look = watch()
+        run = train("fedadmm", rounds=4, participation=0.5, callbacks=[look])
+        for before, after, record in zip(seen, seen[1:], run.history, strict=False):
+            moved = (before["lam"] != after["lam"]).flatten(1).any(1)
+            assert int(moved.sum()) == record["active"] == 2
+            gaps = (after["lam"][moved] - before["lam_g"]).numpy()
+            assert record["primal"] == pytest.approx(math.sqrt((gaps**2).sum() / 2))
+            assert record["dual"] == pytest.approx(np.linalg.norm((after["lam_g"] - before["lam_g"]).numpy()))
+
+    def test_residuals_of_ivon_admm_from_its_duals(self):
+        """η_k grows by γ (λ_k − λ_g), so the primal residual is the root mean square of its change over γ."""
+        seen, look = watch()
+        run = train(methods.ivon_admm(rho=0.5, damping=0.2), rounds=3, callbacks=[look])
+        for before, after, record in zip(seen, seen[1:], run.history, strict=False):
+            gaps = (after["eta"] - before["eta"]).numpy() / (0.5 * 0.2)
+            assert record["primal"] == pytest.approx(math.sqrt((gaps**2).sum() / 4))
+
+    def test_no_test_set_no_figures(self):
+        assert not any("accuracy" in record or "nll" in record for record in train().history)
+
+    def test_evaluate_every_and_in_the_last_round(self):
+        run = train(rounds=5, test=pairs()[0], evaluate_every=2)
+        assert [record["round"] for record in run.history if "nll" in record] == [2, 4, 5]
+
+    def test_callbacks_see_none_first_and_can_stop(self, tmp_path: Path):
+        calls = []
+
+        def stop_after_two(run: Run, record: Any) -> None:
+            calls.append((record and record["round"], len(run.history), run.server.round))
+            run.stop = len(run.history) == 2
+
+        run = train(rounds=9, callbacks=[stop_after_two], out=tmp_path)
+        assert calls == [(None, 0, 0), (1, 1, 1), (2, 2, 2)]
+        assert len(run.history) == 2
+        snapshot = RunDirectory.open(tmp_path).load()
+        assert snapshot is not None
+        assert snapshot.round == 2
+        assert torch.equal(snapshot.server["lam_g"], train(rounds=2).server.lam_g)
+
+
+class TestSettings:
+    def test_the_cosine_schedule_is_in_the_size_of_the_steps(self):
+        """One client, one full batch a round: ‖change of θ‖ = lr · ½(1 + cos(π r/R)) · ‖∇ mean loss‖."""
+        x, y = pairs([8])[0]
+        seen, look = watch()
+        method = methods.fedavg(SGD(lr=0.3, optimiser="sgd"))
+        run = train(method, 4, clients=[(x, y)], batch_size=8, schedule="cosine", callbacks=[look])
+        for number, (before, record) in enumerate(zip(seen, run.history, strict=False)):
+            model = run.posterior.module(before["lam_g"][0]).requires_grad_()
+            gradients = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+            norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
+            assert record["dual"] == pytest.approx(0.3 * (1 + math.cos(math.pi * number / 4)) / 2 * norm)
+        constant = train(method, 4, clients=[(x, y)], batch_size=8)
+        assert not torch.allclose(constant.posterior.lam, run.posterior.lam)
+
+    def test_whole_weights_are_repeated_examples(self):
+        method = methods.fedavg(SGD(lr=0.3, optimiser="sgd"))
+        weights = [torch.randint(1, 4, (n,), generator=rng(n)) for n in SIZES]
+        repeat = lambda values, times: values.repeat_interleave(times, 0)
+        repeated = [(repeat(x, w), repeat(y, w)) for (x, y), w in zip(pairs(), weights, strict=True)]
+        one = train(method, 3, weights=[w.double() for w in weights], batch_size=99)
+        other = train(method, 3, clients=repeated, batch_size=99)
+        torch.testing.assert_close(one.posterior.mean, other.posterior.mean, rtol=1e-12, atol=1e-12)
+        assert not torch.allclose(train(method, 3, batch_size=99).posterior.mean, one.posterior.mean)
+
+    def test_frozen_parameters_stay_and_do_not_travel(self):
+        run = train("fedavg", trainable=["2"])
+        before, after = mlp().state_dict(), run.posterior.module().state_dict()
+        assert torch.equal(after["0.weight"], before["0.weight"])
+        assert not torch.equal(after["2.weight"], before["2.weight"])
+        assert run.history[0]["bytes_down"] == 4 * (5 * 3 + 3) * 8
+
+    def test_datasets_are_clients_too(self):
+        sets = [TensorDataset(*pair) for pair in pairs()]
+        one, other = train(test=pairs()[0]), train(clients=sets, test=sets[0])
+        assert torch.equal(one.posterior.lam, other.posterior.lam)
+        assert one.history[-1]["nll"] == other.history[-1]["nll"]
+
+    def test_embeddings_take_whole_numbers(self):
+        model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(8, 3))
+        words = [torch.randint(7, (n, 2), generator=rng(n)) for n in SIZES]
+        clients = [(x, x[:, 0] % 3) for x in words]
+        run = train(methods.fedavg(SGD(lr=0.1)), 5, model=model, clients=clients, local_epochs=5, test=pooled(clients))
+        assert run.history[-1]["nll"] < run.history[0]["nll"] / 2
+
+    def test_a_run_is_a_function_of_its_seed_and_modes(self):
+        lam = lambda **options: train(**options).posterior.lam
+        first = lam(seed=5)
+        assert torch.equal(first, lam(seed=5))
+        others = [{"seed": 6}, {"noise": "independent"}, {"order": "independent"}, {"noise": "shared-fixed"}]
+        for changed in (*others, {"order": "shared-fixed"}, {"participation": 0.5}, {"local_steps": 2}):
+            assert not torch.equal(first, lam(**{"seed": 5, **changed})), changed
+
+    def test_the_caller_s_model_and_generator_are_left_alone(self):
+        model, state = mlp(), torch.get_rng_state()
+        train(model=model, test=pairs()[0])
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), mlp().parameters(), strict=True))
+        assert torch.equal(state, torch.get_rng_state())
+
+    def test_the_chunk_is_recorded(self, tmp_path: Path):
+        assert train(chunk=3).config["chunk"] == 3
+        chosen = train(out=tmp_path).config["chunk"]
+        assert 1 <= chosen <= 4
+        assert RunDirectory.open(tmp_path).config["chunk"] == chosen
+
+
+class TestPosterior:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("name", ["ivon-admm", "fedlap-cov", "fedavg"])
+    def test_saved_and_loaded_it_predicts_the_same(self, tmp_path: Path, name, dtype):
+        clients, description = pairs(dtype=dtype), {"model": {"model": "mlp", "settings": SETTINGS}}
+        run = train(
+            name, model=build("mlp", **SETTINGS).to(dtype), clients=clients, description=description, out=tmp_path
+        )
+        loaded = Posterior.load(tmp_path / "posterior.safetensors")
+        assert torch.equal(loaded.lam, run.posterior.lam)
+        x = clients[0][0]
+        prediction = loaded.predict(x, samples=4)
+        assert isinstance(prediction, Prediction)
+        assert prediction.probabilities.shape == (SIZES[0], 3)
+        for own, its in zip(prediction, run.posterior.predict(x, samples=4), strict=True):
+            assert torch.equal(own, its)
+
+    def test_least_squares_recovers_the_function_that_made_the_data(self):
+        """Without noise the clients agree on the optimum, which federated averaging then reaches."""
+        truth = np.array([1.0, -2.0, 0.5, 3.0])
+        clients = regression(lambda x: x @ torch.tensor(truth) + 0.7)
+        method = methods.fedavg(SGD(lr=0.3, optimiser="sgd"))
+        run = train(method, 20, model=nn.Linear(4, 1), clients=clients, loss="mse", batch_size=99, local_steps=20)
+        torch.testing.assert_close(run.posterior.mean, torch.tensor([*truth, 0.7]), rtol=1e-6, atol=1e-6)
+        prediction = run.posterior.predict(torch.ones(1, 4))
+        assert isinstance(prediction, RegressionPrediction)
+        assert float(prediction.mean) == pytest.approx(truth.sum() + 0.7, abs=1e-5)
+
+    @staticmethod
+    def ridge(clients: Pairs, delta: float) -> tuple[np.ndarray, np.ndarray]:
+        """The pooled posterior of linear regression with unit noise: mean, and matrix of precision."""
+        x, y = (values.numpy() for values in pooled(clients))
+        x = np.hstack([x, np.ones((len(x), 1))])
+        precision = x.T @ x + delta * np.eye(x.shape[1])
+        return np.linalg.solve(precision, x.T @ y), precision
+
+    def test_fedlap_reaches_the_pooled_ridge_solution(self):
+        """Its fixed point is exact, δθ_g = −Σ ∇ℓ_k(θ_g).
+
+        With ten examples a client and δ = 30 a local step shrinks the error by 0.3 or less, a round by about 0.6.
+        """
+        clients = regression(lambda x: x.sum(1) + x[:, 0] ** 2, [10, 10, 10])
+        mean, _ = self.ridge(clients, 30.0)
+        method = methods.fedlap(delta=30.0, damping=0.7, solver=SGD(lr=0.22, optimiser="sgd"))
+        run = train(method, 30, model=nn.Linear(4, 1), clients=clients, loss="mse", batch_size=10, local_steps=20)
+        torch.testing.assert_close(run.posterior.mean, torch.tensor(mean), rtol=1e-5, atol=1e-5)
+
+    def test_ivon_admm_comes_close_to_the_pooled_ridge_posterior(self):
+        """A diagonal Gaussian has the pooled mean and the diagonal of the pooled precision.
+
+        Its steps are noisy (seeds differ by 0.05 posterior standard deviations and 7 % of the precision), so a fifth
+        of each is asked for; one client alone is more than half a standard deviation and a third off.
+        """
+        clients = regression(lambda x: x.sum(1) + normal(len(x), len(x)), [40, 25, 60])
+        mean, precision = self.ridge(clients, 1.0)
+        method = methods.build(
+            "ivon-admm", rho=1.0, damping=0.5, tau=1.0, lr=0.1, h0=1.0, beta2=0.98, samples=2, clip=0.0
+        )
+        options = {"loss": "mse", "batch_size": 64, "local_steps": 20, "schedule": "cosine", "noise": "independent"}
+        run = train(method, 20, model=nn.Linear(4, 1), clients=clients, **options)
+        error = np.abs(run.posterior.mean.numpy() - mean) * np.sqrt(np.diag(precision))
+        assert error.max() < 0.2
+        np.testing.assert_allclose(run.posterior.precision.numpy(), np.diag(precision), rtol=0.2)
+        for client in clients:
+            own, few = self.ridge([client], 1.0)
+            assert np.abs((own - mean) * np.sqrt(np.diag(precision))).max() > 0.5
+            assert np.abs(np.diag(few) / np.diag(precision) - 1).max() > 1 / 3
+
+    @pytest.mark.parametrize(
+        ("loss", "targets", "by_hand"),
+        [
+            ("binary_cross_entropy", lambda x: (x[:, 0] > 0).double(), lambda f, y: np.log1p(np.exp(f)) - y * f),
+            ("poisson", lambda x: x[:, 0].abs().round(), lambda f, y: np.exp(f) - y * f),
+            (lambda f, y: (f[:, 0] - y).abs(), lambda x: x[:, 0], lambda f, y: np.abs(f - y)),
+        ],
+    )
+    def test_other_losses_are_reported_and_predicted_with(self, loss, targets, by_hand):
+        clients = regression(targets)
+        test = clients[0]
+        run = train("ivon-admm", 3, model=mlp(1), clients=clients, loss=loss, test=test)
+        f = run.posterior.module()(test[0])[:, 0].detach()
+        assert run.history[-1]["loss"] == pytest.approx(by_hand(f.numpy(), test[1].numpy()).mean())
+        assert run.history[-1]["loss_mc"] != run.history[-1]["loss"]
+        prediction = run.posterior.predict(test[0], samples=0)
+        assert isinstance(prediction, RegressionPrediction)
+        torch.testing.assert_close(prediction.mean[:, 0], f)
+
+
+class TestTrouble:
+    """A client whose update leaves the domain is left out; a run that cannot go on says so and keeps what it had."""
+
+    bad = 3
+
+    def broken(self, how: str) -> dict[str, Any]:
+        """Clients of whom the last one's update is NaN, with a model and a loss."""
+        clients = pairs(dtype=torch.float32)
+        x, y = clients[self.bad]
+        if how == "inputs":
+            # one example with all labels: however the network answers, a gradient is not zero
+            clients[self.bad] = (x[:1].expand_as(x) * 1e30, torch.arange(len(x)) % 3)
+            return {"clients": clients, "model": nn.Linear(4, 3).float()}
+        clients[self.bad] = (x, y + 3)
+        nan_above_two = lambda f, y: torch.where(y > 2, torch.nan, 1.0) * F.cross_entropy(f, y % 3, reduction="none")
+        return {"clients": clients, "model": mlp().float(), "loss": nan_above_two}
+
+    @pytest.mark.parametrize("how", ["inputs", "loss"])
+    @pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+    @pytest.mark.parametrize("participation", [1.0, 0.5])
+    def test_a_client_that_turns_nan_is_left_out(self, how, engine, participation):
+        options = {**self.broken(how), "rounds": 4, "engine": engine, "chunk": 1}
+        run = train(participation=participation, **options)
+        active = [run.losses.draws.participants(r, 4, participation).tolist() for r in range(4)]
+        assert any(self.bad in own for own in active)
+        for own, record in zip(active, run.history, strict=True):
+            there = int(self.bad in own)
+            assert (record["active"], record["counted"], record["refused"]) == (len(own), len(own) - there, there)
+            assert record.get("refused_clients") == ([self.bad] if there else None)
+        row = run.store.read(torch.tensor([self.bad]))
+        assert all(torch.equal(value[0], run.store.initial[name]) for name, value in row.items())
+        assert run.posterior.lam.isfinite().all()
+        if participation == 1:
+            without = train(**{**options, "clients": options["clients"][: self.bad]})
+            assert torch.equal(run.server.lam_g, without.server.lam_g)
+            assert torch.equal(run.server.eta_sum, without.server.eta_sum)
+
+    @pytest.mark.parametrize(
+        "changed", [{"lr": 20.0}, {"damping": 1000.0}, {"rho": 1e-4}, {"tau": 1e-4, "rho": 1e-3, "h0": 1e-5}]
+    )
+    def test_a_run_that_diverges_keeps_its_last_good_state(self, tmp_path: Path, changed):
+        settings = {
+            "rho": 0.2,
+            "damping": 0.1,
+            "tau": 0.01,
+            "delta": 0.01,
+            "lr": 0.02,
+            "h0": 5e-3,
+            "clip": 0.0,
+            **changed,
+        }
+        method, clients = methods.build("ivon-admm", **settings), pairs([12, 13, 14], torch.float32)
+        options = {"clients": clients, "model": mlp().float(), "local_epochs": 3, "test": clients[0]}
+        with pytest.raises(DivergedError, match=r"clip.*lower lr.*lower damping.*raise rho or tau") as caught:
+            train(method, 20, out=tmp_path, **options)
+        run = caught.value.run
+        good = len(run.history)
+        assert f"Round {good + 1} diverged" in str(caught.value)
+        assert f"posterior of round {good} is kept in {tmp_path}" in str(caught.value)
+        assert run.posterior.lam.isfinite().all()
+        lam = train(method, good, **options).posterior.lam
+        assert torch.equal(run.posterior.lam, lam)
+
+        assert torch.equal(Posterior.load(tmp_path / "posterior.safetensors", mlp().float()).lam, lam)
+        folder = RunDirectory.open(tmp_path)
+        assert len(folder.history()) == good
+        snapshot = folder.load()
+        assert snapshot is not None
+        folder.restore(run.store)
+        kept = [*snapshot.server.values(), *run.store.read(torch.arange(3)).values()]
+        assert all(value.isfinite().all() for value in kept)
+        with pytest.raises(DivergedError, match=f"Round {good + 1} diverged"):
+            train(method, 20, out=tmp_path, resume=True, **options)
+
+        clipped = train(methods.build("ivon-admm", **{**settings, "clip": 1.0}), 20, **options)
+        assert len(clipped.history) == 20
+        assert not any(record["refused"] for record in clipped.history)
+
+    @pytest.mark.parametrize(
+        ("lr", "test", "what"),
+        [
+            (3e37, 1.0, "the server's step"),  # Σ N_k θ_k overflows
+            (1e20, 1.0, "the network's outputs"),  # NaN: ∞ − ∞ in the second layer
+            (1e34, 1e6, "the network's outputs"),  # ±∞, of which a softmax makes NaN
+        ],
+    )
+    def test_one_step_that_is_too_long_for_the_server_or_the_test_set(self, tmp_path: Path, lr, test, what):
+        model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)) if test == 1 else nn.Linear(4, 3, bias=False)
+        model = model.float()
+        clients = [(torch.ones(n, 4).float() * (k + 1), torch.zeros(n).long()) for k, n in enumerate(SIZES)]
+        method = methods.fedavg(SGD(lr=lr, optimiser="sgd"))
+        options = {"clients": clients, "test": (clients[0][0] * test, clients[0][1]), "local_steps": 1}
+        with pytest.raises(DivergedError, match=f"Round 1 diverged: {what}.*lower lr") as caught:
+            train(method, model=model, out=tmp_path, **options)
+        start = torch.cat([value.detach().flatten() for value in model.parameters()])
+        assert torch.equal(caught.value.run.posterior.mean, start)
+        assert torch.equal(Posterior.load(tmp_path / "posterior.safetensors", model).mean, start)
+        assert caught.value.run.history == []
