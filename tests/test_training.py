@@ -360,7 +360,7 @@ class TestTrouble:
         }
         method, clients = methods.build("ivon-admm", **settings), pairs([12, 13, 14], torch.float32)
         options = {"clients": clients, "model": mlp().float(), "local_epochs": 3, "test": clients[0]}
-        with pytest.raises(DivergedError, match=r"clip.*lower lr.*lower damping.*raise rho or tau") as caught:
+        with pytest.raises(DivergedError, match=r"set clip = 1,.*lower lr.*lower damping.*raise rho or tau") as caught:
             train(method, 20, out=tmp_path, **options)
         run = caught.value.run
         good = len(run.history)

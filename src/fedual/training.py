@@ -275,8 +275,8 @@ def _diverged(run: Run, record: Record, what: str) -> DivergedError:
         run.posterior.save(run.path / "posterior.safetensors")
         where = f" in {run.path}"
     solver, advice = run.method.solver, ["lower lr"]
-    if hasattr(solver, "clip"):
-        advice.insert(0, "lower clip, the limit on each step (1 is the default)")
+    if (clip := getattr(solver, "clip", None)) is not None:
+        advice.insert(0, "lower clip, the limit on each step" if clip else "set clip = 1, a limit on each step")
     if run.method.server.prior:
         advice += ["lower damping", "raise rho or tau"]
     error = DivergedError(
