@@ -40,7 +40,9 @@ def _peak(run) -> dict:
 def main() -> None:
     lines = [["small", str(number)] for number in CLIENTS] + [["mnist"]]
     for line in lines:
-        found = subprocess.run([sys.executable, "-m", "bench.memory", *line], capture_output=True, text=True, check=True)
+        found = subprocess.run(
+            [sys.executable, "-m", "bench.memory", *line], capture_output=True, text=True, check=True
+        )
         print(" ".join(line), json.loads(found.stdout.splitlines()[-1]))
 
 

@@ -192,6 +192,11 @@ class TestResume:
             assert len(train(tmp_path, name, resume=True, callbacks=[stop], client_state=client_state).history) == done
         same(tmp_path, whole(name))
 
+    def test_a_cosine_schedule_has_the_rounds_it_was_planned_for(self, tmp_path: Path):
+        train(tmp_path, rounds=2, schedule="cosine")
+        with pytest.raises(InputError, match="cosine schedule ends in round 2, not 3"):
+            train(tmp_path, rounds=3, schedule="cosine", resume=True)
+
     def test_with_more_rounds(self, tmp_path: Path, whole):
         train(tmp_path, rounds=5)
         train(tmp_path, resume=True)

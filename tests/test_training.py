@@ -79,7 +79,18 @@ class TestHistory:
     def test_one_record_a_round_with_figures_at_the_mean_and_under_q(self, dtype):
         run = train(clients=pairs(dtype=dtype), model=mlp().to(dtype), test=pairs(dtype=dtype)[0], rounds=3)
         assert [record["round"] for record in run.history] == [1, 2, 3]
-        facts = {"round", "active", "counted", "refused", "shortened", "primal", "dual", "bytes_up", "bytes_down"}
+        facts = {
+            "round",
+            "active",
+            "counted",
+            "refused",
+            "shortened",
+            "primal",
+            "dual",
+            "norm",
+            "bytes_up",
+            "bytes_down",
+        }
         figures = {f"{name}{kind}" for name in ("accuracy", "nll", "brier", "ece") for kind in ("", "_mc")}
         assert all(record.keys() == facts | figures | {"seconds"} for record in run.history)
         assert all(record["active"] == record["counted"] == 4 and record["refused"] == 0 for record in run.history)
@@ -121,6 +132,7 @@ class TestHistory:
             gaps = (after["lam"][moved] - before["lam_g"]).numpy()
             assert record["primal"] == pytest.approx(math.sqrt((gaps**2).sum() / 2))
             assert record["dual"] == pytest.approx(np.linalg.norm((after["lam_g"] - before["lam_g"]).numpy()))
+            assert record["norm"] == pytest.approx(np.linalg.norm(after["lam_g"].numpy()))
 
     def test_residuals_of_ivon_admm_from_its_duals(self):
         """η_k grows by γ (λ_k − λ_g), so the primal residual is the root mean square of its change over γ."""
@@ -405,3 +417,16 @@ class TestTrouble:
         assert torch.equal(caught.value.run.posterior.mean, start)
         assert torch.equal(Posterior.load(tmp_path / "posterior.safetensors", model).mean, start)
         assert caught.value.run.history == []
+
+    def test_outputs_beyond_all_measure_are_a_divergence_though_finite(self):
+        """Logits of 1e6 against labels that they cannot all meet: far from NaN, and from any posterior."""
+        x, y = pairs()[0]
+        with pytest.raises(DivergedError, match="outputs at q_g left the domain"):
+            train(methods.fedavg(SGD(lr=1e6, optimiser="sgd")), 3, model=nn.Linear(4, 3), test=(x, (y + 1) % 3))
+
+    def test_nobody_counted_in_a_round_of_few_ends_nothing_until_everybody_was_asked(self):
+        options = self.broken("loss")
+        clients = [options["clients"][self.bad]] * 4
+        with pytest.raises(DivergedError, match="Round 2 diverged: every client's update") as caught:
+            train(rounds=5, participation=0.5, **{**options, "clients": clients})
+        assert [record["counted"] for record in caught.value.run.history] == [0]

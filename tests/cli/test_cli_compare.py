@@ -132,7 +132,7 @@ def test_what_is_done_is_written_before_the_next_run(fake: Fake):
         (["--seeds", "0,x"], "fedavg", "--seeds 0,x: give whole numbers"),
         (["--seeds", "0,0"], "fedavg", "named twice in 0, 0"),
         (["--sweep", "--seeds", str(TUNING_SEED)], "fedavg", "report other seeds"),
-        (["--sweep"], "fedavg,admm", "fedavg 6, admm 0: give every method"),
+        (["--sweep"], "fedavg,admm", "fedavg 8, admm 0: give every method"),
     ],
 )
 def test_bad_comparisons_are_refused_before_any_run(fake: Fake, arguments: list[str], methods: str, message: str):

@@ -28,8 +28,8 @@ def register(parent: typer.Typer) -> None:
 
 
 def compare(
-    scenario: Scenarios,
-    methods: Methods,
+    scenario: Scenarios = "digits-heterog-10",
+    methods: Methods = "ivon-admm,fedavg,fedprox,feddyn,fedlap",
     seeds: Seeds = "0,1,2,3,4",
     rounds: Rounds = None,
     sweep: Sweep = False,

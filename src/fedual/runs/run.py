@@ -1,0 +1,180 @@
+"""A federation that is being trained: its state, its rounds, and its folder as a callback."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor
+
+from fedual.admm import Info, Method
+from fedual.errors import DivergedError, DomainError
+from fedual.evaluate import evaluate
+from fedual.families import Gaussian
+from fedual.posterior import Posterior
+from fedual.runs.directory import RunDirectory
+from fedual.simulate import sequential, vectorised
+from fedual.simulate.state import ServerState, scheduled
+from fedual.simulate.store import Store
+from fedual.solvers import Minibatches
+
+ENGINES = {"vectorised": vectorised.round, "sequential": sequential.round}
+LARGEST_NLL = 1e4
+"""Nats an example: no network that is merely too sure of itself comes near; a run beyond it has diverged."""
+
+Record = dict[str, Any]
+Callback = Callable[["Run", Record | None], None]
+
+
+@dataclass(eq=False)
+class Run:
+    """A federation that was, or is being, trained.
+
+    `history` has one record a round: round, accuracy, nll, brier, ece (at the mean, and under q_g with the suffix
+    `_mc`), seconds, bytes_up, bytes_down, active, counted and refused clients, shortened (the part of the server's step
+    that was taken), and the residuals `primal` ‖λ_k − λ_g‖ and `dual` ‖change of λ_g‖,
+    which are small beside `norm` ‖λ_g‖ when it has converged.
+    A callback sets `stop` to end the run after this round.
+    """
+
+    method: Method
+    losses: Minibatches
+    rounds: int
+    config: dict[str, Any]
+    server: ServerState
+    store: Store
+    path: Path | None = None
+    history: list[Record] = field(default_factory=list)
+    stop: bool = False
+
+    @property
+    def posterior(self) -> Posterior:
+        """q_g, as it is now."""
+        return Posterior(
+            self.losses.network,
+            cast(Gaussian, self.method.family),
+            self.server.lam_g,
+            self.method.tau,
+            self.config.get("model"),
+            self.config["loss"],
+            self.losses.scale,
+        )
+
+    def __repr__(self) -> str:
+        last = self.history[-1] if self.history else {}
+        figures = "".join(f", {name} {last[name]:.4g}" for name in ("accuracy", "rmse", "nll") if name in last)
+        return f"Run({len(self.history)} of {self.rounds} rounds, {len(self.losses.data)} clients{figures})"
+
+
+def rounds(run: Run, test: tuple[Tensor, Tensor] | None) -> Iterator[Record]:
+    """Train round after round, and say what happened."""
+    config, losses, data = run.config, run.losses, run.losses.data
+    engine = ENGINES[config["engine"]]
+    alone = 0  # clients asked since an update was last used
+    while run.server.round < run.rounds and not run.stop:
+        began, round = time.perf_counter(), run.server.round
+        active = losses.draws.participants(round, len(data), config["participation"])
+        method = scheduled(run.method, config["schedule"], round, run.rounds)
+        server, info = engine(method, run.server, run.store, losses.at(round), active, config["chunk"])
+        record = {"round": server.round, **_facts(run, info, len(active)), "norm": float(server.lam_g.norm())}
+        record["seconds"] = time.perf_counter() - began
+        alone = 0 if info.counted.any() else alone + len(active)
+        if info.shortened == 0 or alone >= len(data):
+            raise _diverged(run, record, "every client's update" if alone else "the server's step")
+        if test is not None and (server.round % config["evaluate_every"] == 0 or server.round == run.rounds):
+            try:
+                record |= _evaluate(run, server, test)
+            except DomainError as error:
+                raise _diverged(run, record, "the network's outputs at q_g") from error
+        run.server = server
+        yield record
+
+
+def _facts(run: Run, info: Info, active: int) -> Record:
+    """What a round did, but for its figures on the test set."""
+    vector = run.server.lam_g.nbytes
+    refused = info.refused.nonzero()[:, 0].tolist()
+    counted = int(info.counted.sum())
+    return {
+        "active": active,
+        "counted": counted,
+        "refused": len(refused),
+        **({"refused_clients": refused} if refused else {}),
+        "shortened": info.shortened,
+        "primal": info.primal,
+        "dual": info.dual,
+        "bytes_up": counted * vector * run.method.dual.uploads,
+        "bytes_down": active * vector,
+    }
+
+
+def _evaluate(run: Run, server: ServerState, test: tuple[Tensor, Tensor]) -> Record:
+    """The figures of q_g on the test set."""
+    losses = run.losses
+    found = evaluate(
+        losses.network,
+        cast(Gaussian, run.method.family),
+        server.lam_g,
+        test,
+        transform=losses.inputs,
+        loss=losses.loss,
+        samples=run.config["samples"],
+        seed=losses.draws.evaluation(server.round),
+    )
+    if not all(math.isfinite(value) for value in found.values()):
+        raise DomainError("The figures on the test set are not finite: the network's outputs are too large.")
+    if losses.loss == "cross_entropy" and found["nll"] > LARGEST_NLL:
+        raise DomainError(f"The NLL on the test set is {found['nll']:.1e}.")
+    return found
+
+
+def _diverged(run: Run, record: Record, what: str) -> DivergedError:
+    """The error of a run that cannot go on, with the last good posterior saved."""
+    where = ""
+    if run.path:
+        run.posterior.save(run.path / "posterior.safetensors")
+        where = f" in {run.path}"
+    solver, advice = run.method.solver, ["lower lr"]
+    if (clip := getattr(solver, "clip", None)) is not None:
+        advice.insert(0, "lower clip, the limit on each step" if clip else "set clip = 1, a limit on each step")
+    if run.method.server.prior:
+        advice += ["lower damping", "raise rho or tau"]
+    error = DivergedError(
+        f"Round {record['round']} diverged: {what} left the domain. The posterior of round {run.server.round} is kept"
+        f"{where}. The steps of {solver} are too large for these data: {', or '.join(advice)}."
+    )
+    error.run = run
+    return error
+
+
+class Folder:
+    """The run's folder as a callback: a line for every round, and a checkpoint where that costs little.
+
+    It is written in the last round, and where 20 times as long has passed since the last one as writing it took.
+    """
+
+    def __init__(self, run: Run, resume: bool):
+        assert run.path is not None
+        self.cost, self.saved = 0.0, time.perf_counter()
+        if not (resume and (run.path / "config.json").exists()):
+            self.folder = RunDirectory.create(run.path, run.config)
+            return
+        self.folder = RunDirectory.open(run.path, run.config)
+        if snapshot := self.folder.load(run.server.tensors()):
+            self.folder.restore(run.store)
+            run.server = ServerState(**snapshot.server, round=snapshot.round, moved=snapshot.meta["moved"])
+        self.folder.rewind(run.server.round)
+        run.history = self.folder.history()
+
+    def __call__(self, run: Run, record: Record | None) -> None:
+        """Write down a round."""
+        if record is None:
+            return
+        self.folder.append(record)
+        began = time.perf_counter()
+        if run.server.round == run.rounds or run.stop or began - self.saved >= 20 * self.cost:
+            self.folder.save(run.server.round, run.server.tensors(), {"moved": run.server.moved}, run.store)
+            self.saved = time.perf_counter()
+            self.cost = self.saved - began
