@@ -25,10 +25,11 @@ def small(num_clients: int) -> dict:
 
 
 def mnist() -> dict:
-    from fedual import experiments
+    from fedual.experiments import load
+    from fedual.experiments.federation import execute
 
-    scenario = experiments.load("mnist-2class-100", sets=["rounds=2", "local_epochs=1"])
-    run = experiments.execute(scenario, 62, device="cpu")
+    scenario = load("mnist-2class-100", sets=["rounds=2", "local_epochs=1"])
+    run = execute(scenario, 62, device="cpu")
     return {"clients": 100, "state MB": run.store.nbytes / 1e6, "chunk": run.config["chunk"], **_peak(run)}
 
 

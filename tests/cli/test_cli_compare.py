@@ -14,15 +14,6 @@ from fedual.experiments import load
 from fedual.experiments.comparison import TUNING_SEED
 
 
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
-    training = pytest.importorskip("fedual.training")
-    stand_in = Fake()
-    monkeypatch.setattr(training, "fit", stand_in.fit)
-    monkeypatch.chdir(tmp_path)
-    return stand_in
-
-
 def compare(*arguments: str, methods: str = "ivon-admm,fedavg") -> str:
     done = CliRunner().invoke(build(), ["compare", "digits-heterog-10", "--methods", methods, *arguments])
     if done.exception:

@@ -16,15 +16,6 @@ from fedual.cli.progress import progress
 from fedual.errors import InputError
 
 
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
-    training = pytest.importorskip("fedual.training")
-    stand_in = Fake()
-    monkeypatch.setattr(training, "fit", stand_in.fit)
-    monkeypatch.chdir(tmp_path)
-    return stand_in
-
-
 def run(*arguments: str) -> str:
     done = CliRunner().invoke(build(), ["run", *arguments])
     if done.exception:

@@ -10,7 +10,7 @@ from fedual import data
 from fedual.data import Dataset
 from fedual.errors import InputError
 from fedual.experiments import load
-from fedual.experiments.federation import hold_out, subset
+from fedual.experiments.federation import hold_out, materialise, subset
 
 parts_of_some = st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=30, unique=True), min_size=1, max_size=6)
 
@@ -29,7 +29,7 @@ def scenario(*sets: str):
 
 
 def test_a_federation_is_a_function_of_the_seed(numbered: Dataset):
-    one, two, other = (scenario("fraction=0.5").materialise(seed) for seed in (3, 3, 4))
+    one, two, other = (materialise(scenario("fraction=0.5"), seed) for seed in (3, 3, 4))
     same = lambda a, b: all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
     assert same(one.clients.parts, two.clients.parts)
     assert not same([torch.cat(list(one.clients.parts)).sort()[0]], [torch.cat(list(other.clients.parts)).sort()[0]])
@@ -40,12 +40,12 @@ def test_a_federation_is_a_function_of_the_seed(numbered: Dataset):
 def test_torch_generator_is_left_alone(numbered: Dataset):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    scenario().materialise(0)
+    materialise(scenario(), 0)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_all_training_examples_and_the_test_set(numbered: Dataset):
-    federation = scenario().materialise(0)
+    federation = materialise(scenario(), 0)
     assert torch.cat(list(federation.clients.parts)).sort()[0].tolist() == list(range(600))
     assert federation.clients.x is numbered.x_train
     assert torch.equal(federation.test[0], numbered.x_test)
@@ -56,7 +56,7 @@ def test_all_training_examples_and_the_test_set(numbered: Dataset):
 @pytest.mark.parametrize("kind", ["dirichlet", "homogeneous", "two-class"])
 def test_split_has_the_kind_and_the_clients_asked_for(numbered: Dataset, kind: str):
     more = ["split.per_class=5"] if kind == "two-class" else []
-    clients = scenario(f"split.kind={kind}", "split.clients=4", *more).materialise(1).clients
+    clients = materialise(scenario(f"split.kind={kind}", "split.clients=4", *more), 1).clients
     counts = np.array([np.bincount(numbered.y_train[part], minlength=10) for part in clients.parts])
     assert len(counts) == 4
     assert {  # what tells the three apart
@@ -68,12 +68,12 @@ def test_split_has_the_kind_and_the_clients_asked_for(numbered: Dataset, kind: s
 
 def test_what_a_split_is_told(numbered: Dataset):
     """Both concentrations → ∞ make a Dirichlet split even."""
-    clients = scenario("client_concentration=1e9", "class_concentration=1e9").materialise(0).clients
+    clients = materialise(scenario("client_concentration=1e9", "class_concentration=1e9"), 0).clients
     assert {len(part) for part in clients.parts} == {60}
 
 
 def test_subset_is_what_the_split_divides(numbered: Dataset):
-    federation = scenario("fraction=0.1").materialise(7)
+    federation = materialise(scenario("fraction=0.1"), 7)
     dealt = torch.cat(list(federation.clients.parts)).sort()[0]
     assert torch.equal(dealt, subset(600, 0.1, 7))
     assert len(dealt) == len(dealt.unique()) == 60
@@ -97,7 +97,7 @@ def test_subset_of_all_is_all_and_of_little_is_one():
 def test_validation_never_touches_the_test_set_and_is_apart_from_training(numbered: Dataset, kind: str):
     more = ["split.per_class=40"] if "two" in kind else []  # clients then share examples
     asked = scenario(kind, *more)
-    whole, tuning = asked.materialise(2).clients.parts, asked.materialise(2, validation=0.2)
+    whole, tuning = materialise(asked, 2).clients.parts, materialise(asked, 2, validation=0.2)
     held = set(tuning.test[0].flatten().tolist())
     assert max(held) < 600
     assert torch.equal(tuning.test[1], numbered.y_train[tuning.test[0].flatten()])
@@ -156,11 +156,11 @@ def test_a_client_left_without_examples_is_named():
 @pytest.mark.parametrize("validation", [-0.1, 1.0])
 def test_validation_outside_its_range_is_refused(numbered: Dataset, validation: float):
     with pytest.raises(InputError, match="it must be at least 0 and below 1"):
-        scenario().materialise(0, validation=validation)
+        materialise(scenario(), 0, validation=validation)
 
 
 def test_description_is_json_without_the_rounds_that_may_grow(numbered: Dataset):
-    short, long = (scenario(f"rounds={rounds}", "lr=0.5").materialise(0).description for rounds in (2, 3))
+    short, long = (materialise(scenario(f"rounds={rounds}", "lr=0.5"), 0).description for rounds in (2, 3))
     assert short == long == json.loads(json.dumps(short))
     said = short["scenario"]
     assert said["settings"]["lr"] == 0.5
@@ -169,7 +169,7 @@ def test_description_is_json_without_the_rounds_that_may_grow(numbered: Dataset)
 
 
 def test_real_digits_go_through_their_network():
-    federation = scenario().materialise(0)
+    federation = materialise(scenario(), 0)
     x, y = federation.test
     outputs = federation.model(x / federation.scale)
     assert outputs.shape == (len(y), 10)

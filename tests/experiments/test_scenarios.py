@@ -10,6 +10,7 @@ import pytest
 from fedual.errors import InputError
 from fedual.experiments import load, names, read
 from fedual.experiments.schema import TRAIN
+from fedual.training import fit
 
 DEFAULT = "digits-heterog-10"
 TABLES = [(name, method) for name in names() for method in read(name)[1]["method"]]
@@ -104,8 +105,7 @@ def test_no_sweep_no_trials(file):
 
 
 def test_train_keys_are_arguments_of_fit():
-    training = pytest.importorskip("fedual.training")
-    assert TRAIN.keys() <= inspect.signature(training.fit).parameters.keys()
+    assert TRAIN.keys() <= inspect.signature(fit).parameters.keys()
 
 
 def test_reading_and_listing_do_without_torch():

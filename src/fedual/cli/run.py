@@ -59,7 +59,8 @@ def run(
     Example: fedual run digits-heterog-10 --rounds 5 --set lr=0.05
     """
     from fedual.cli.progress import progress
-    from fedual.experiments import execute, load
+    from fedual.experiments import load
+    from fedual.experiments.federation import execute
     from fedual.runs.values import without_nan
 
     given = [*(sets or ()), *([] if rounds is None else [f"train.rounds={rounds}"])]

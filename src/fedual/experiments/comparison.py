@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedual.errors import DivergedError, InputError
-from fedual.experiments.scenario import Scenario, Table, execute
+from fedual.experiments.federation import execute
+from fedual.experiments.scenario import Scenario, Table
 from fedual.runs import environment
 
 VALIDATION = 0.2

@@ -1,8 +1,8 @@
-"""Make a scenario's clients: the data, the subset, the split and the network, all drawn from the run's seed."""
+"""Make a scenario's clients (data, subset, split and network, all drawn from the run's seed), and run it."""
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from fedual.data import partition
 from fedual.errors import InputError
 from fedual.experiments.scenario import Scenario, Table
 from fedual.solvers.clients import Clients
+from fedual.training import Run, fit
 
 KINDS = {"dirichlet": partition.dirichlet, "homogeneous": partition.homogeneous, "two-class": partition.two_class}
 
@@ -65,6 +66,29 @@ def materialise(
         dataset.scale,
         {"scenario": {**scenario.describe(), "validation": validation}, "model": _rebuild(scenario.model)},
     )
+
+
+def execute(
+    scenario: Scenario,
+    seed: int,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    validation: float = 0.0,
+    **options: Any,
+) -> Run:
+    """Run a scenario with one seed.
+
+    Args:
+        scenario: what to run.
+        seed: of the network, the subset, the split and the run.
+        root: folder of the data sets.
+        validation: the part of every client's examples that takes the test set's place.
+        options: further arguments of `fedual.training.fit`: device, engine, out, resume, callbacks.
+    """
+    method = scenario.build()  # before any work: it refuses settings out of range
+    model, clients, test, scale, description = materialise(scenario, seed, root, validation)
+    given: Table = {"test": test, "scale": scale, "description": description, "seed": seed}
+    return fit(model, clients, method, **given, **scenario.train, **options)
 
 
 def _rebuild(model: Table) -> Table:

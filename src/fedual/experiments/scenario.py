@@ -35,8 +35,6 @@ from fedual.experiments.schema import (
 
 if TYPE_CHECKING:
     from fedual.admm import Method
-    from fedual.experiments.federation import Federation
-    from fedual.training import Run
 
 Table = dict[str, Any]
 
@@ -61,14 +59,6 @@ class Scenario:
         from fedual import methods
 
         return methods.build(self.method, **self.settings)
-
-    def materialise(
-        self, seed: int, root: str | os.PathLike[str] | None = None, validation: float = 0.0
-    ) -> "Federation":
-        """Load the data and draw network, subset and split from the seed: see `federation.materialise`."""
-        from fedual.experiments.federation import materialise
-
-        return materialise(self, seed, root, validation)
 
     def override(self, key: str, value: Any, where: str) -> "Scenario":
         """Change one setting, named `table.key` or, where only one table has it, `key`; `where` it was given."""
@@ -196,31 +186,6 @@ def load(
         scenario = scenario.override(*parse_setting(text), where=f"setting {text!r}")
     _check(scenario, where)
     return scenario
-
-
-def execute(
-    scenario: Scenario,
-    seed: int,
-    *,
-    root: str | os.PathLike[str] | None = None,
-    validation: float = 0.0,
-    **options: Any,
-) -> "Run":
-    """Run a scenario with one seed.
-
-    Args:
-        scenario: what to run.
-        seed: of the network, the subset, the split and the run.
-        root: folder of the data sets.
-        validation: the part of every client's examples that takes the test set's place.
-        options: further arguments of `fedual.training.fit`: device, engine, out, resume, callbacks.
-    """
-    from fedual.training import fit
-
-    method = scenario.build()  # before any work: it refuses settings out of range
-    model, clients, test, scale, description = scenario.materialise(seed, root, validation)
-    given: Table = {"test": test, "scale": scale, "description": description, "seed": seed}
-    return fit(model, clients, method, **given, **scenario.train, **options)
 
 
 def _check(scenario: Scenario, where: str) -> None:

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fedual.errors import DataError, InputError
-from fedual.runs import snapshot
 from fedual.runs.files import replace, sync, writing
 from fedual.runs.provenance import environment
-from fedual.runs.snapshot import Snapshot
+from fedual.runs.snapshot import Snapshot, clean, newest
+from fedual.runs.snapshot import load as load_snapshot
+from fedual.runs.snapshot import restore as restore_snapshot
+from fedual.runs.snapshot import save as save_snapshot
 from fedual.runs.values import difference, dumps, plain, without_nan
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class RunDirectory:
         run = cls(Path(path), plain(config))
         if run.path.exists() and not run.path.is_dir():
             raise InputError(f"{path} is a file: choose a folder for the run.")
-        if run._config.exists() or run._metrics.exists() or snapshot.newest(run.path):
+        if run._config.exists() or run._metrics.exists() or newest(run.path):
             raise InputError(
                 f"{path} holds a run of {run._rounds()} rounds: resume it (--resume, resume=True) "
                 f"or choose another folder."
@@ -154,7 +156,7 @@ class RunDirectory:
         content = "".join(json.dumps(record) + "\n" for record in kept).encode()
         with writing(self._metrics, len(content), self._remains()):
             replace(self._metrics, content)
-        snapshot.clean(self.path)
+        clean(self.path)
 
     def save(self, round: int, server: dict[str, Tensor], meta: dict[str, Any], store: "Store") -> None:
         """Write a snapshot in the place of the last one, which stays until the new one is whole.
@@ -171,7 +173,7 @@ class RunDirectory:
             InputError: a later round is saved already, or `meta` is not JSON.
             DataError: it could not be written; the last snapshot is intact, and no part of the new one is left.
         """
-        last = snapshot.newest(self.path)
+        last = newest(self.path)
         if last and round <= last[0]:
             if round == last[0]:
                 return
@@ -180,7 +182,7 @@ class RunDirectory:
         with writing(self.path / f"checkpoint-{round}", nbytes, self._remains()):
             if self._metrics.exists():
                 sync(self._metrics)  # no snapshot without the records that lead to it
-            snapshot.save(self.path, round, server, meta, store)
+            save_snapshot(self.path, round, server, meta, store)
 
     def load(self, like: dict[str, Tensor] | None = None) -> Snapshot | None:
         """Read the last snapshot, but for the clients' rows; None where there is none.
@@ -193,8 +195,8 @@ class RunDirectory:
             InputError: the server's tensors are others than those of `like`.
             DataError: a file is missing, damaged or truncated.
         """
-        last = snapshot.newest(self.path)
-        return last and snapshot.load(last[1], like)
+        last = newest(self.path)
+        return last and load_snapshot(last[1], like)
 
     def restore(self, store: "Store") -> None:
         """Write the clients' rows of the last snapshot into a store, in parts.
@@ -203,10 +205,10 @@ class RunDirectory:
             InputError: there is no snapshot, or it has other clients or rows than the store.
             DataError: a file is missing, damaged or truncated.
         """
-        last = snapshot.newest(self.path)
+        last = newest(self.path)
         if not last:
             raise InputError(f"{self.path} has no checkpoint to restore from: start at round 0.")
-        snapshot.restore(last[1], store)
+        restore_snapshot(last[1], store)
 
     @property
     def _config(self) -> Path:
@@ -220,7 +222,7 @@ class RunDirectory:
         return max((record["round"] for record in self.history()), default=0)
 
     def _remains(self) -> str:
-        last = snapshot.newest(self.path)
+        last = newest(self.path)
         return f"the last checkpoint (round {last[0]}) is intact" if last else "there is no checkpoint yet"
 
     def _put(self, path: Path, value: dict[str, Any]) -> None:
