@@ -79,6 +79,18 @@ def test_convolutions_with_dropout2d_and_uint8_inputs():
     close(play(method, stack, 2, "sequential")[0].lam_g, play(method, stack, 2)[0].lam_g)
 
 
+def test_a_parameter_that_the_network_does_not_use():
+    class Idle(nn.Linear):
+        def __init__(self):
+            super().__init__(6, 3)
+            self.idle = nn.Parameter(torch.ones(2))
+
+    stack, method = losses(Idle()), methods.fedavg(SGD(lr=0.1))
+    one, other = play(method, stack, 2, "sequential")[0], play(method, stack, 2)[0]
+    close(one.lam_g, other.lam_g)
+    assert (stack.network.split(other.lam_g[0])["idle"] == 1).all()
+
+
 class TestSteps:
     """No client does more or fewer steps than its own data ask for."""
 

@@ -115,7 +115,7 @@ class Minibatches:
         with torch.enable_grad():
             parts = {name: part.detach().requires_grad_() for name, part in self.network.split(theta).items()}
             loss = vmap(self._loss)(parts, *batch, self.uniforms(step, len(theta)))
-            gradients = torch.autograd.grad(loss.sum(), list(parts.values()))
+            gradients = torch.autograd.grad(loss.sum(), list(parts.values()), materialize_grads=True)
         return self.network.join(dict(zip(parts, gradients, strict=True)))
 
     def batch(self, step: int, n: int) -> Batch:
