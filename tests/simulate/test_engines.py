@@ -8,6 +8,7 @@ from torch import nn
 
 from fedual import methods
 from fedual.errors import InputError
+from fedual.simulate.determinism import deterministic
 from fedual.solvers import IVON, SGD, Clients, Draws, Minibatches, Network
 from fedual.solvers.draws import MODES
 
@@ -223,3 +224,14 @@ def test_a_cosine_schedule_scales_the_learning_rate():
     rates = [scheduled(method, "cosine", number, 4).solver.lr for number in range(4)]  # type: ignore[attr-defined]
     torch.testing.assert_close(torch.tensor(rates), 0.2 * (1 + torch.cos(torch.arange(4) * torch.pi / 4)))
     assert scheduled(method, "constant", 3, 4) is method
+
+
+def test_a_gpu_repeats_itself_bit_for_bit_and_the_users_settings_come_back():
+    """Only the switches, which need no GPU."""
+    assert not torch.are_deterministic_algorithms_enabled()
+    with pytest.raises(ZeroDivisionError), deterministic(torch.device("cuda")):
+        assert torch.are_deterministic_algorithms_enabled()
+        _ = 1 / 0
+    assert not torch.are_deterministic_algorithms_enabled()
+    with deterministic(torch.device("cpu")):
+        assert not torch.are_deterministic_algorithms_enabled()

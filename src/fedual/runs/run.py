@@ -16,6 +16,7 @@ from fedual.families import Gaussian
 from fedual.posterior import Posterior
 from fedual.runs.directory import RunDirectory
 from fedual.simulate import sequential, vectorised
+from fedual.simulate.determinism import deterministic
 from fedual.simulate.state import ServerState, scheduled
 from fedual.simulate.store import Store
 from fedual.solvers import Minibatches
@@ -77,7 +78,8 @@ def rounds(run: Run, test: tuple[Tensor, Tensor] | None) -> Iterator[Record]:
         began, round = time.perf_counter(), run.server.round
         active = losses.draws.participants(round, len(data), config["participation"])
         method = scheduled(run.method, config["schedule"], round, run.rounds)
-        server, info = engine(method, run.server, run.store, losses.at(round), active, config["chunk"])
+        with deterministic(losses.network.device):
+            server, info = engine(method, run.server, run.store, losses.at(round), active, config["chunk"])
         record = {"round": server.round, **_facts(run, info, len(active)), "norm": float(server.lam_g.norm())}
         record["seconds"] = time.perf_counter() - began
         alone = 0 if info.counted.any() else alone + len(active)
@@ -113,16 +115,17 @@ def _facts(run: Run, info: Info, active: int) -> Record:
 def _evaluate(run: Run, server: ServerState, test: tuple[Tensor, Tensor]) -> Record:
     """The figures of q_g on the test set."""
     losses = run.losses
-    found = evaluate(
-        losses.network,
-        cast(Gaussian, run.method.family),
-        server.lam_g,
-        test,
-        transform=losses.inputs,
-        loss=losses.loss,
-        samples=run.config["samples"],
-        seed=losses.draws.evaluation(server.round),
-    )
+    with deterministic(losses.network.device):
+        found = evaluate(
+            losses.network,
+            cast(Gaussian, run.method.family),
+            server.lam_g,
+            test,
+            transform=losses.inputs,
+            loss=losses.loss,
+            samples=run.config["samples"],
+            seed=losses.draws.evaluation(server.round),
+        )
     if not all(math.isfinite(value) for value in found.values()):
         raise DomainError("The figures on the test set are not finite: the network's outputs are too large.")
     if losses.loss == "cross_entropy" and found["nll"] > LARGEST_NLL:
