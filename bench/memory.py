@@ -28,7 +28,7 @@ def mnist() -> dict:
     from fedual.experiments import load
     from fedual.experiments.federation import execute
 
-    scenario = load("mnist-2class-100", sets=["rounds=2", "local_epochs=1"])
+    scenario = load("mnist-2class-100", sets=["rounds=1"])
     run = execute(scenario, 62, device="cpu")
     return {"clients": 100, "state MB": run.store.nbytes / 1e6, "chunk": run.config["chunk"], **_peak(run)}
 
