@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.func import vmap
 
 from fedual.errors import InputError
 from fedual.models import MODELS, acar_cnn, build, mlp, resnet20, zenke_cnn
@@ -51,7 +52,7 @@ def test_many_networks_at_once_are_each_of_them(name: str):
     network = Network(build(name, outputs=6))
     x = torch.rand(2, *((28, 28) if name == "mlp" else (3, 32, 32)))
     theta = network.initial() * torch.tensor([[1.0], [0.5], [-1.0]])
-    outputs = network.many(theta, x)
+    outputs = vmap(network.forward, in_dims=(0, None))(network.split(theta), x)
     assert outputs.shape == (3, 2, 6)
     for one, together in zip(theta, outputs, strict=True):
         torch.testing.assert_close(together, network(one, x))

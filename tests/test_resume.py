@@ -197,6 +197,17 @@ class TestResume:
         with pytest.raises(InputError, match="cosine schedule ends in round 2, not 3"):
             train(tmp_path, rounds=3, schedule="cosine", resume=True)
 
+    def test_with_more_rounds_the_posterior_of_fewer_is_gone(self, tmp_path: Path):
+        train(tmp_path, rounds=2)
+        assert (tmp_path / "posterior.safetensors").exists()
+
+        def interrupt(run: Run, record: Any) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path, rounds=4, resume=True, callbacks=[interrupt])
+        assert not (tmp_path / "posterior.safetensors").exists()
+
     def test_with_more_rounds(self, tmp_path: Path, whole):
         train(tmp_path, rounds=5)
         train(tmp_path, resume=True)
@@ -225,6 +236,10 @@ class TestResume:
             ("parameters", {"model": nn.Linear(3, 2)}),
             ("parameters", {"trainable": ["2"]}),
             ("dtype", {"model": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).float()}),
+            ("network", {"model": nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()}),
+            ("test", {"test": ONES}),
+            ("test", {"test": None}),
+            ("loss", {"loss": lambda f, y: f.logsumexp(-1)}),
             ("batch_size", {"batch_size": 5}),
             ("participation", {"participation": 0.5}),
             ("chunk", {"chunk": 3}),

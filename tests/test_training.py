@@ -1,6 +1,7 @@
 """The front door on problems that take milliseconds: what a run records, what it depends on, how it fails."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedual.errors import DivergedError
 from fedual.models import build
 from fedual.posterior import Posterior, Prediction, RegressionPrediction
 from fedual.runs import RunDirectory
-from fedual.solvers import SGD
+from fedual.solvers import SGD, Draws
 from fedual.training import Run, fit
 
 DIM = 43  # 4·5 + 5 + 5·3 + 3
@@ -372,7 +373,9 @@ class TestTrouble:
         }
         method, clients = methods.build("ivon-admm", **settings), pairs([12, 13, 14], torch.float32)
         options = {"clients": clients, "model": mlp().float(), "local_epochs": 3, "test": clients[0]}
-        with pytest.raises(DivergedError, match=r"set clip = 1,.*lower lr.*lower damping.*raise rho or tau") as caught:
+        with pytest.raises(
+            DivergedError, match=r"set clip = 1,.*lower lr.*lower damping.*raise rho.*raise tau"
+        ) as caught:
             train(method, 20, out=tmp_path, **options)
         run = caught.value.run
         good = len(run.history)
@@ -424,9 +427,32 @@ class TestTrouble:
         with pytest.raises(DivergedError, match="outputs at q_g left the domain"):
             train(methods.fedavg(SGD(lr=1e6, optimiser="sgd")), 3, model=nn.Linear(4, 3), test=(x, (y + 1) % 3))
 
-    def test_nobody_counted_in_a_round_of_few_ends_nothing_until_everybody_was_asked(self):
+    def test_nobody_counted_in_a_round_of_few_ends_nothing_until_everybody_was_refused(self):
+        """One client a round: whoever is drawn twice is still one client."""
         options = self.broken("loss")
-        clients = [options["clients"][self.bad]] * 4
-        with pytest.raises(DivergedError, match="Round 2 diverged: every client's update") as caught:
-            train(rounds=5, participation=0.5, **{**options, "clients": clients})
-        assert [record["counted"] for record in caught.value.run.history] == [0]
+        clients = [options["clients"][self.bad]] * 3
+        drawn = lambda seed, rounds: [int(Draws(seed).participants(r, 3, 0.34)) for r in range(rounds)]
+        seed = next(seed for seed in range(50) if len(set(drawn(seed, 3))) == 2)  # one of them twice in three rounds
+        with pytest.raises(DivergedError, match="every client's update") as caught:
+            train(rounds=40, participation=0.34, **{**options, "clients": clients, "seed": seed})
+        rounds = len(caught.value.run.history) + 1
+        assert rounds > 3
+        assert len(set(drawn(seed, rounds))) == 3
+        assert len(set(drawn(seed, rounds - 1))) == 2
+
+    @pytest.mark.parametrize(
+        ("name", "named", "not_named"),
+        [
+            ("fedavg", "lower lr", "rho|damping|tau|clip"),
+            ("fedprox", "raise rho", "damping|tau|clip"),
+            ("fedlap", "lower damping", "rho|clip"),
+            ("ivon-pvi", "raise tau", "rho"),
+        ],
+    )
+    def test_the_advice_names_settings_that_the_method_has(self, name, named, not_named):
+        clients = [self.broken("loss")["clients"][self.bad]] * 2
+        with pytest.raises(DivergedError) as caught:
+            train(name, **{**self.broken("loss"), "clients": clients})
+        advice = str(caught.value).rpartition("for these data: ")[2]
+        assert named in advice
+        assert not re.search(not_named, advice)

@@ -29,7 +29,7 @@ class NotConvergedError(FedualError, ArithmeticError):
 class DivergedError(FedualError, ArithmeticError):
     """A run that cannot go on: no client's update, or not the server's, is inside the domain.
 
-    `run`, where there is one, holds the last good state.
+    `run`, where there is one, has the last good posterior.
     """
 
     run: Any = None

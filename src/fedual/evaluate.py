@@ -173,8 +173,9 @@ def forward(
         if (theta.shape[-1], theta.dtype) != (network.dim, network.dtype):
             own, its = f"{theta.shape[-1]} parameters ({theta.dtype})", f"{network.dim} ({network.dtype})"
             raise InputError(f"q is over {own}, the network has {its}: make them the same.")
-        with torch.no_grad():
-            outputs = torch.cat([network(theta, transform(part.to(network.device))) for part in x.split(batch_size)])
+        with torch.no_grad():  # clones, because a model may write into its inputs
+            parts = (transform(part.clone().to(network.device)) for part in x.split(batch_size))
+            outputs = torch.cat([network(theta, part) for part in parts])
         if bad := int(outputs.isnan().reshape(len(x), -1).any(1).sum()):
             raise DomainError(
                 f"The network's outputs are NaN for {bad} of {len(x)} examples: check the inputs and their scale, or "

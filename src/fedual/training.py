@@ -18,7 +18,8 @@ from fedual.runs.run import ENGINES, Callback, Folder, Run
 from fedual.runs.run import rounds as rounds_of
 from fedual.simulate.state import Place, Schedule, begin, scheduled
 from fedual.simulate.vectorised import choose_chunk
-from fedual.solvers import Clients, Draws, Minibatches, Network, Stepper
+from fedual.solvers import Clients, Draws, Laplace, Minibatches, Network, Stepper
+from fedual.solvers.checks import check, rehearse
 from fedual.solvers.clients import materialise
 from fedual.solvers.draws import Mode
 from fedual.solvers.network import Trainable
@@ -119,7 +120,9 @@ def fit(
         network, data.to(network.device), loss, Draws(seed, noise, order), batch_size, local_epochs, local_steps, scale
     )
     test = None if test is None else materialise("The test set", test)
-    losses.check(test)
+    check(losses, test)
+    if engine == "vectorised":
+        rehearse(losses, isinstance(method.solver, Laplace))
     path = None if out is None else Path(out)
     if path is not None and resume and (path / "config.json").exists():
         stored = RunDirectory.open(path).config
@@ -129,19 +132,21 @@ def fit(
                 f"{path} holds a run whose cosine schedule ends in round {stored.get('rounds')}, not {rounds}: "
                 "resume it with as many rounds, or choose another folder."
             )
-    chunk = chunk or choose_chunk(losses, len(data))
+    chunk = chunk or (choose_chunk(losses, len(data)) if engine == "vectorised" else 1)
     config = {
         "method": repr(method),
         "rounds": rounds,
         "seed": seed,
         "clients": len(data),
         "data": _digest([data.x, data.y, *data.parts, *(data.weights or ())]),
+        "test": None if test is None else _digest(list(test)),
         "parameters": network.dim,
+        "network": f"{type(model).__name__} {_hash(repr(model).encode())}",
         "frozen": _digest(
             [value for name, value in network.state_dict(network.initial()).items() if name not in network.names]
         ),
         "dtype": str(network.dtype),
-        "loss": loss if isinstance(loss, str) else getattr(loss, "__qualname__", "a function"),
+        "loss": loss if isinstance(loss, str) else _name(loss),
         "batch_size": batch_size,
         "local_epochs": local_epochs,
         "local_steps": local_steps,
@@ -154,8 +159,8 @@ def fit(
         "evaluate_every": evaluate_every,
         "samples": samples,
         "chunk": chunk,
-        **(description or {}),
     }
+    config |= _described(description or {}, config)
     server, store = begin(method, network.initial(), len(data), client_state, path)
     run = Run(method, losses, rounds, config, server, store, path)
     callbacks = [*callbacks, *([Folder(run, resume)] if path else [])]  # the last one sees `stop`
@@ -168,6 +173,26 @@ def fit(
     if path:
         run.posterior.save(path / "posterior.safetensors")
     return run
+
+
+def _described(description: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """The user's part of the config, if it contradicts nothing."""
+    for key in description.keys() & config.keys():
+        raise InputError(f"description has {key!r}, which is a setting of the run: give it another name.")
+    if not isinstance(description.get("model"), dict | None):
+        raise InputError("description's model must be {'model': name, 'settings': {…}} of `fedual.models`, or None.")
+    return description
+
+
+def _name(loss: Callable) -> str:
+    """What tells one function from another after a restart: its name and, where it has one, its code."""
+    code = getattr(loss, "__code__", None)
+    digest = "" if code is None else _hash(code.co_code + repr(code.co_consts).encode())
+    return f"{getattr(loss, '__qualname__', type(loss).__name__)} {digest}".strip()
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=4).hexdigest()
 
 
 def _device(device: str) -> torch.device:

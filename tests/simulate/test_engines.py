@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from federations import SIZES, clients, losses, mlp, play
 from problems import normal
 from torch import nn
@@ -10,6 +11,7 @@ from fedual import methods
 from fedual.errors import InputError
 from fedual.simulate.determinism import deterministic
 from fedual.solvers import IVON, SGD, Clients, Draws, Minibatches, Network
+from fedual.solvers.checks import check, rehearse
 from fedual.solvers.draws import MODES
 
 
@@ -200,7 +202,7 @@ class TestNetwork:
                 return super().forward(input)
 
         with pytest.raises(InputError, match=r"buffer seen.*GroupNorm"):
-            losses(Counts()).check()
+            check(losses(Counts()))
 
     def test_random_numbers_in_the_forward_pass_are_refused(self):
         class Noisy(nn.Linear):
@@ -208,13 +210,40 @@ class TestNetwork:
                 return super().forward(input) + torch.randn(len(input), 3)
 
         with pytest.raises(InputError, match="random numbers"):
-            losses(Noisy(6, 3)).check()
+            check(losses(Noisy(6, 3)))
+
+    def test_dropout_that_evaluation_has_too_is_refused(self):
+        class Always(nn.Linear):
+            def forward(self, input):
+                return F.dropout(super().forward(input), 0.5)
+
+        with pytest.raises(InputError, match=r"training=self\.training"):
+            check(losses(Always(6, 3)))
+
+    @pytest.mark.parametrize("batch_size", [1, 4])
+    def test_a_model_that_couples_the_examples_of_a_batch_is_refused(self, batch_size):
+        class Centred(nn.Linear):
+            def forward(self, input):
+                return super().forward(input - input.mean(0))
+
+        with pytest.raises(InputError, match=r"depends on the others.*GroupNorm"):
+            check(losses(Centred(6, 3), batch_size=batch_size))
+
+    def test_a_model_that_cannot_be_batched_over_clients_is_sent_to_the_other_engine(self):
+        class Branch(nn.Linear):
+            def forward(self, input):
+                return super().forward(input) if input.sum() > 0 else 2 * super().forward(input)
+
+        with pytest.raises(InputError, match="engine='sequential'"):
+            rehearse(losses(Branch(6, 3)), False)
+        server, _, _ = play(methods.fedavg(), losses(Branch(6, 3), local_epochs=1), 1, "sequential")
+        assert server.moved
 
     def test_a_model_that_does_not_fit_the_inputs_is_refused(self):
         with pytest.raises(InputError, match="cannot take the clients' inputs"):
-            losses(nn.Linear(5, 3)).check()
+            check(losses(nn.Linear(5, 3)))
         with pytest.raises(InputError, match="one row an example"):
-            losses(nn.Sequential(nn.Linear(6, 3), nn.Flatten(0))).check()
+            check(losses(nn.Sequential(nn.Linear(6, 3), nn.Flatten(0))))
 
 
 def test_a_cosine_schedule_scales_the_learning_rate():

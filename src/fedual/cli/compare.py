@@ -49,7 +49,7 @@ def compare(
     """
     from fedual.cli.progress import progress
     from fedual.experiments import comparison, load
-    from fedual.runs.files import replace
+    from fedual.runs.files import replace, writing
     from fedual.runs.values import without_nan
 
     sets = [] if rounds is None else [f"train.rounds={rounds}"]
@@ -62,9 +62,12 @@ def compare(
         raise InputError(f"{path} is the result of another comparison: name another folder with --out.")
 
     def save(report: Mapping[str, Any]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace(path, json.dumps(without_nan(report), indent=1).encode())
+        content = json.dumps(without_nan(report), indent=1).encode()
+        with writing(path, len(content), "the last report is intact"):
+            folder.mkdir(parents=True, exist_ok=True)
+            replace(path, content)
 
+    save({})  # a folder that cannot be written is refused before the first trial
     with progress() as watch:
         report = comparison.compare(
             scenarios,

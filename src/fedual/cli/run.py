@@ -100,9 +100,7 @@ def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]]) -> None:
         typer.echo(note)
     guessing = math.log(scenario.model.get("outputs", math.inf))
     if last.get("nll", 0) > guessing:
-        typer.echo(
-            f"NLL above {guessing:.2f}, that of guessing: it did not converge; try a lower lr or clip, a larger rho."
-        )
+        typer.echo(f"NLL above {guessing:.2f}, that of guessing: it did not converge; try a lower lr.")
     refused, shortened = sum(r["refused"] for r in history), sum(r["shortened"] < 1 for r in history)
     if refused or shortened:
         typer.echo(f"{refused} updates of clients were refused, {shortened} steps of the server shortened.")

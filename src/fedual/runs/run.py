@@ -49,6 +49,7 @@ class Run:
     path: Path | None = None
     history: list[Record] = field(default_factory=list)
     stop: bool = False
+    refused: set[int] = field(default_factory=set)  # clients refused since an update last counted
 
     @property
     def posterior(self) -> Posterior:
@@ -73,7 +74,6 @@ def rounds(run: Run, test: tuple[Tensor, Tensor] | None) -> Iterator[Record]:
     """Train round after round, and say what happened."""
     config, losses, data = run.config, run.losses, run.losses.data
     engine = ENGINES[config["engine"]]
-    alone = 0  # clients asked since an update was last used
     while run.server.round < run.rounds and not run.stop:
         began, round = time.perf_counter(), run.server.round
         active = losses.draws.participants(round, len(data), config["participation"])
@@ -82,9 +82,9 @@ def rounds(run: Run, test: tuple[Tensor, Tensor] | None) -> Iterator[Record]:
             server, info = engine(method, run.server, run.store, losses.at(round), active, config["chunk"])
         record = {"round": server.round, **_facts(run, info, len(active)), "norm": float(server.lam_g.norm())}
         record["seconds"] = time.perf_counter() - began
-        alone = 0 if info.counted.any() else alone + len(active)
-        if info.shortened == 0 or alone >= len(data):
-            raise _diverged(run, record, "every client's update" if alone else "the server's step")
+        run.refused = set() if info.counted.any() else run.refused | set(active.tolist())
+        if info.shortened == 0 or len(run.refused) == len(data):
+            raise _diverged(run, record, "every client's update" if run.refused else "the server's step")
         if test is not None and (server.round % config["evaluate_every"] == 0 or server.round == run.rounds):
             try:
                 record |= _evaluate(run, server, test)
@@ -139,14 +139,19 @@ def _diverged(run: Run, record: Record, what: str) -> DivergedError:
     if run.path:
         run.posterior.save(run.path / "posterior.safetensors")
         where = f" in {run.path}"
-    solver, advice = run.method.solver, ["lower lr"]
-    if (clip := getattr(solver, "clip", None)) is not None:
+    method, advice = run.method, ["lower lr"]
+    if (clip := getattr(method.solver, "clip", None)) is not None:
         advice.insert(0, "lower clip, the limit on each step" if clip else "set clip = 1, a limit on each step")
-    if run.method.server.prior:
-        advice += ["lower damping", "raise rho or tau"]
+    sites = getattr(method.server, "alpha", None) == 1  # PVI, FedLap: ρ is 1
+    if sites or getattr(method.dual, "gamma", method.rho) != method.rho:
+        advice.append("lower damping")
+    if method.rho and not sites:
+        advice.append("raise rho")
+    if method.tau < 1:
+        advice.append("raise tau")
     error = DivergedError(
         f"Round {record['round']} diverged: {what} left the domain. The posterior of round {run.server.round} is kept"
-        f"{where}. The steps of {solver} are too large for these data: {', or '.join(advice)}."
+        f"{where}. The steps of {method.solver} are too large for these data: {', or '.join(advice)}."
     )
     error.run = run
     return error
@@ -168,6 +173,9 @@ class Folder:
         if snapshot := self.folder.load(run.server.tensors()):
             self.folder.restore(run.store)
             run.server = ServerState(**snapshot.server, round=snapshot.round, moved=snapshot.meta["moved"])
+            run.refused = set(snapshot.meta["refused"])
+        if run.server.round < run.rounds:
+            (run.path / "posterior.safetensors").unlink(missing_ok=True)  # of fewer rounds
         self.folder.rewind(run.server.round)
         run.history = self.folder.history()
 
@@ -178,6 +186,7 @@ class Folder:
         self.folder.append(record)
         began = time.perf_counter()
         if run.server.round == run.rounds or run.stop or began - self.saved >= 20 * self.cost:
-            self.folder.save(run.server.round, run.server.tensors(), {"moved": run.server.moved}, run.store)
+            meta = {"moved": run.server.moved, "refused": sorted(run.refused)}
+            self.folder.save(run.server.round, run.server.tensors(), meta, run.store)
             self.saved = time.perf_counter()
             self.cost = self.saved - began

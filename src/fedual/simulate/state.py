@@ -1,8 +1,8 @@
 """What a simulation carries from round to round: the server's tensors, and a row for each client in a store."""
 
 import math
-import os
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
@@ -73,10 +73,17 @@ def begin(
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device now."""
+    """Bytes that are free on a device now; on a CPU what the system and the container allow, 4 GiB if neither says."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = [4 * 2**30]
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = [1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))]
+    with suppress(OSError, ValueError):
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+        free.append(limit - used)
+    return min(free)
 
 
 def problem_of(method: Method, server: ServerState, losses: Minibatches, rows: Rows) -> Subproblem:

@@ -48,6 +48,8 @@ class Clients:
     @classmethod
     def from_pairs(cls, pairs: Sequence, weights: Sequence[Tensor] | None = None) -> "Clients":
         """From a list of `(x, y)` tensor pairs, or of datasets whose items are such pairs."""
+        if not isinstance(pairs, Sequence):
+            raise InputError(f"clients is a {type(pairs).__name__}: give a list of (x, y) pairs, one for each client.")
         tensors = [materialise(f"Client {k}", pair) for k, pair in enumerate(pairs)]
         if not tensors:
             raise InputError("There are no clients: give a list of (x, y) pairs, one for each client.")
@@ -109,6 +111,8 @@ def materialise(whose: str, pair: object) -> tuple[Tensor, Tensor]:
     if isinstance(pair, tuple | list) and len(pair) == 2:
         x, y = (torch.as_tensor(a) for a in pair)
     # an array has a length and items too, but its rows are no pairs: it is half of a pair that lost its list
+    elif isinstance(pair, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in pair):
+        raise InputError(f"{whose} has {len(pair)} tensors: give a pair (x, y).")
     elif hasattr(pair, "__len__") and hasattr(pair, "__getitem__") and not isinstance(pair, Tensor | np.ndarray | str):
         items = [pair[i] for i in range(len(pair))]  # type: ignore[arg-type, index]
         if not items:

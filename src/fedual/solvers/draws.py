@@ -26,7 +26,7 @@ NOISE, ORDER, DROPOUT, PARTICIPANTS, EVALUATION = range(5)
 
 
 def generator(device: torch.device | str, *key: int) -> torch.Generator:
-    """A generator that depends on the key alone."""
+    """A generator that depends on the key alone (a CPU's uses 32 bits of its digest)."""
     digest = hashlib.blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
 

@@ -64,6 +64,8 @@ class IVON(Stepper):
 
     def begin(self, problem: Subproblem) -> Inner:
         """q_k = q_g, or the network's initialisation with h = h0 in the first round."""
+        if problem.rho == 0:
+            raise InputError("rho = 0: IVON needs a proximal term, its prior is q_g.")
         offset, slope = quadratic(problem)
         ess = 1 / (problem.rho * scale(problem))
         curvature = Diagonal().precision(problem.lam_g) / ess

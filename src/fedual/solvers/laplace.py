@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fedual.admm import Solution, Subproblem
 from fedual.errors import InputError
-from fedual.families import Diagonal
+from fedual.families import Diagonal, Family
 from fedual.solvers.sgd import SGD
 from fedual.solvers.stochastic import Inner
 
@@ -16,11 +16,14 @@ class Laplace(SGD):
     s_k = s_g + (h/τ_k − u_k)/ρ with h = diag Σ_i J_iᵀ H_i J_i: Eq. 32 with the delta method and that h for the Hessian.
     """
 
+    def check(self, family: Family) -> None:
+        """Refuse a family that has no diagonal precision to learn."""
+        if not isinstance(family, Diagonal):
+            raise InputError(f"Laplace gives a diagonal precision and needs Diagonal, not {family}.")
+
     def end(self, problem: Subproblem, inner: Inner) -> Solution:
         """(m, s) with one more pass over the data."""
-        if not isinstance(problem.family, Diagonal):
-            raise InputError(f"Laplace gives a diagonal precision and needs Diagonal, not {problem.family}.")
-        mean = inner["mean"]
+        mean, family = inner["mean"], Diagonal()
         bend = problem.tempered(problem.losses.curvature(mean)) + 2 * problem.eta[:, 1]  # h/τ − u
-        precision = problem.family.precision(problem.lam_g) + bend / problem.rho
-        return Solution(problem.family.natural(mean, precision), problem.carry)
+        precision = family.precision(problem.lam_g) + bend / problem.rho
+        return Solution(family.natural(mean, precision), problem.carry)

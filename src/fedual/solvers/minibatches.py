@@ -5,7 +5,6 @@ Client k goes through its N_k examples in batches of B, ⌈N_k/B⌉ an epoch, th
 w the loss is ℓ_k = Σ_i w_i ℓ_i, N_k is replaced by Σ_i w_i, and a batch estimates ∇ℓ_k/Σw without bias.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -64,7 +63,7 @@ class Minibatches:
     def __post_init__(self):
         for name in ("batch_size", "local_epochs", "local_steps"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise InputError(f"{name} = {value!r}: give a positive whole number.")
         if self.scale is not None:
             require_positive("scale", self.scale)
@@ -128,8 +127,13 @@ class Minibatches:
         return self.network.inputs(x, self.scale)
 
     def uniforms(self, step: int, n: int) -> list[Tensor]:
-        """What the first n clients' dropout layers draw, one tensor `(n, B, ...)` for each; empty without dropout."""
-        shapes = self._probe[1]
+        """What the first n clients' dropout layers draw, one tensor `(n, B, ...)` for each; empty without dropout.
+
+        A step has one draw, whatever the number of its Monte-Carlo samples.
+        """
+        shapes = self.network.dropout_shapes(
+            self.inputs(self.data.x[:1]).expand(self.batch_size, *self.data.x.shape[1:])
+        )
         if not shapes:
             return []
         sizes = [shape.numel() for shape in shapes]
@@ -149,67 +153,13 @@ class Minibatches:
             total[rows] += self.network.join(found)
         return total
 
-    def check(self, test: tuple[Tensor, Tensor] | None = None) -> None:
-        """Refuse examples that the network or the loss cannot take, before any training."""
-        if self.data.x.dtype == torch.uint8 and self.scale is None:
-            raise InputError(
-                "The inputs are uint8: say scale=255 for pixels that the network should see in [0, 1], scale=1 to "
-                "leave them in 0…255, or convert them."
-            )
-        parts = [part.to(self.data.y.device) for part in self.data.parts]
-        sets = [(f"Client {k}", self.data.x, self.data.y, part) for k, part in enumerate(parts)]
-        if test is not None:
-            x, y = test
-            if len(x) != len(y) or not len(x):
-                raise InputError(f"The test set has {len(x)} inputs and {len(y)} targets: give one target to each.")
-            if x.shape[1:] != self.data.x.shape[1:] or x.dtype != self.data.x.dtype:
-                own, its = (f"{a.dtype} {tuple(a.shape[1:])}" for a in (x, self.data.x))
-                raise InputError(f"An input of the test set is {own}, one of the clients {its}: make them the same.")
-            for what, values in (("inputs", x), ("targets", y)):
-                if values.is_floating_point() and not values.isfinite().all():
-                    raise InputError(f"The test {what} contain NaN or infinity: clean the data first.")
-            sets.append(("The test set", x, y, torch.arange(len(x), device=y.device)))
-        if self.scale is None and not self.data.x.is_floating_point():
-            for whose, x, _, rows in sets:
-                # of many embeddings in one call, an index too large for one would silently read the next one's row
-                extremes = torch.stack([x[rows].amin(0), x[rows].amax(0)]).to(self.network.device)
-                self.network.probe(extremes, f"{whose[0].lower()}{whose[1:]}'s least and largest inputs")
-        outputs = self._probe[0]
-        for whose, _, y, rows in sets:
-            _check_range(whose, y[rows], self.loss)
-            if self.loss == "cross_entropy":
-                _check_labels(whose, y[rows], outputs)
-        for whose, _, y, _ in (sets[0], sets[-1]):  # clients' targets have one shape and type, the test set's its own
-            self._check_loss(whose, y[:1].to(self.network.device), outputs)
-
-    def _check_loss(self, whose: str, y: Tensor, outputs: torch.Size) -> None:
-        """Refuse a loss that does not take the targets `(1, ...)`, or does not return one number an example."""
-        loss, zeros = self._criterion, torch.zeros(outputs, dtype=self.network.dtype, device=y.device)
-        try:
-            values = loss(zeros, y.expand(outputs[0], *y.shape[1:]))
-        except InputError as error:
-            raise InputError(f"{whose}: {error}") from None
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            given = f"outputs {tuple(outputs)} and {whose}'s targets {y.dtype} {(outputs[0], *y.shape[1:])}"
-            raise InputError(
-                f"The loss does not take {given} ({str(error).splitlines()[0]}): change one of them."
-            ) from error
-        if values.shape != outputs[:1]:
-            shapes = f"{tuple(values.shape)} for {outputs[0]} examples"
-            raise InputError(f"The loss returns shape {shapes}: it must return one number an example.")
-
     @cached_property
-    def _criterion(self) -> Criterion:
+    def criterion(self) -> Criterion:
+        """The loss of each example."""
         return criterion(self.loss)
 
-    @cached_property
-    def _probe(self) -> tuple[torch.Size, list[torch.Size]]:
-        """The shapes of a batch's outputs, and of what its dropout layers draw."""
-        first = self.data.x[:1].expand(self.batch_size, *self.data.x.shape[1:])
-        return self.network.probe(self.inputs(first))
-
     def _loss(self, parts: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor, uniforms: list[Tensor]) -> Tensor:
-        return (weight * self._criterion(self.network.forward(parts, x, uniforms), y)).sum()
+        return (weight * self.criterion(self.network.forward(parts, x, uniforms), y)).sum()
 
     def _per_epoch(self, client: int) -> int:
         return -(-self.data.sizes[client] // self.batch_size)
@@ -242,29 +192,3 @@ class Minibatches:
             own = [self.data.weights[k][at] for k, at in zip(self.clients, position, strict=True)]
             weight = weight * torch.stack(own).to(weight)
         return index.to(self.network.device), weight.to(self.network.device)
-
-
-_RANGES: dict[object, tuple[float, float]] = {"binary_cross_entropy": (0, 1), "poisson": (0, math.inf)}
-
-
-def _check_range(whose: str, y: Tensor, loss: object) -> None:
-    """Refuse targets for which a loss has no minimum."""
-    if loss in _RANGES:
-        least, most = _RANGES[loss]
-        if y.min() < least or y.max() > most:
-            found = y.min().item() if y.min() < least else y.max().item()
-            raise InputError(f"{whose} has the target {found}: {loss} needs targets from {least} to {most}.")
-
-
-def _check_labels(whose: str, y: Tensor, outputs: torch.Size) -> None:
-    """Refuse labels that are not class numbers of the network's outputs."""
-    if len(outputs) != 2:
-        raise InputError(f"The network's outputs have shape {tuple(outputs)}: cross_entropy needs (batch, classes).")
-    if y.is_floating_point() or y.dim() != 1:
-        raise InputError(f"{whose} has targets {y.dtype} {tuple(y.shape)}: cross_entropy needs class numbers (N,).")
-    least, most = int(y.min()), int(y.max())
-    if least < 0 or most >= outputs[1]:
-        found = least if least < 0 else most
-        raise InputError(
-            f"{whose} has the label {found}, but the network has {outputs[1]} outputs: labels are 0 … {outputs[1] - 1}."
-        )

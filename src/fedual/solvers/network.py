@@ -1,22 +1,18 @@
 """A network as a function of one flat vector θ, alone or many at a time.
 
 The trainable parameters of an `nn.Module` are the entries of θ `(P,)`, in the module's own order; frozen ones and
-buffers stay as they are, the same for every client. Many networks θ `(K, P)` are one batched call through
-`torch.func.vmap`. Dropout takes its uniforms as an argument, so that a client's masks do not depend on who is
-trained beside it.
+buffers stay as they are, the same for every client.
 """
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
-from torch.overrides import TorchFunctionMode
+from torch.func import functional_call
 
 from fedual.errors import InputError
+from fedual.solvers.dropout import Dropout
 
 Trainable = Callable[[str], bool] | Iterable[str] | None
 
@@ -47,6 +43,7 @@ class Network:
                     f"The model's parameter {name} contains NaN or infinity: initialise it before training."
                 )
         self.model.requires_grad_(False)
+        self._shapes: dict[torch.Size, list[torch.Size]] = {}
 
     @property
     def device(self) -> torch.device:
@@ -98,80 +95,26 @@ class Network:
         """One network, evaluation mode: θ `(P,)` and inputs `(B, ...)` to outputs `(B, ...)`."""
         return self.forward(self.split(theta), x)
 
-    def many(self, theta: Tensor, x: Tensor) -> Tensor:
-        """M networks on the same inputs: θ `(M, P)`, x `(B, ...)` to `(M, B, ...)`."""
-        return vmap(self.forward, in_dims=(0, None))(self.split(theta), x)
-
     def forward(self, parts: Mapping[str, Tensor], x: Tensor, uniforms: Sequence[Tensor] | None = None) -> Tensor:
         """The module with its trainable parameters given by name; in training mode where `uniforms` are given."""
         self.model.train(uniforms is not None)
         if not uniforms:
             return functional_call(self.model, dict(parts), (x,))
-        with _Dropout(list(uniforms)):
+        with Dropout(list(uniforms)):
             return functional_call(self.model, dict(parts), (x,))
 
-    def probe(self, x: Tensor, whose: str = "the clients' inputs") -> tuple[torch.Size, list[torch.Size]]:
-        """The shapes of the outputs for x `(B, ...)`, and of the uniforms that dropout takes on the way.
+    def record(self, x: Tensor, training: bool) -> tuple[Tensor, list[torch.Size]]:
+        """The outputs for x `(B, ...)` without dropping anything, and the shapes that dropout would draw."""
+        self.model.train(training)
+        with Dropout(None) as recorder, torch.no_grad():
+            out = functional_call(self.model, self.split(self._initial), (x,))
+        return out, recorder.shapes
 
-        Refuses models that draw random numbers in another way, change a buffer, or do not return one tensor with
-        a row for each example.
-        """
-        recorder = _Dropout(None)
-        before = {name: value.clone() for name, value in self.model.named_buffers()}
-        state = torch.get_rng_state()
-        self.model.train()
-        try:
-            with recorder, torch.no_grad():
-                out = functional_call(self.model, self.split(self._initial), (x,))
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(
-                f"The model cannot take {whose}, {x.dtype} {tuple(x.shape)} for a batch ({reason}): "
-                "reshape them, or set `scale` where integers stand for pixels."
-            ) from error
-        if not torch.equal(state, torch.get_rng_state()):
-            raise InputError(
-                "The model draws random numbers in its forward pass: only dropout, dropout1d/2d/3d are supported."
-            )
-        changed = [name for name, value in self.model.named_buffers() if not torch.equal(value, before[name])]
-        if changed:
-            raise InputError(
-                f"The model changes its buffer {changed[0]} while training, which has no posterior and cannot be "
-                "averaged over clients: use GroupNorm or LayerNorm in place of layers with running statistics."
-            )
-        if not isinstance(out, Tensor) or out.dim() == 0 or len(out) != len(x):
-            got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise InputError(f"The model returns {got} for a batch of {len(x)}: it must return one row an example.")
-        return out.shape, recorder.shapes
-
-
-class _Dropout(TorchFunctionMode):
-    """Dropout from given uniforms; without any, it records the shapes it would need and drops nothing."""
-
-    def __init__(self, uniforms: list[Tensor] | None):
-        self.uniforms, self.shapes = uniforms, []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in _DROPOUT:
-            return func(*args, **(kwargs or {}))
-        x, p, training = _arguments(*args, **(kwargs or {}))
-        if not training or p == 0:
-            return x
-        kept = _DROPOUT[func]
-        shape = x.shape if kept is None else (*x.shape[:kept], *(1,) * (x.dim() - kept))
-        self.shapes.append(torch.Size(shape))
-        if self.uniforms is None:
-            return x
-        return x * (self.uniforms.pop(0) >= p) / (1 - p)
-
-
-_DROPOUT = {F.dropout: None, F.dropout1d: 2, F.dropout2d: 2, F.dropout3d: 2}
-
-
-def _arguments(
-    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> tuple[Tensor, float, bool]:
-    return input, p, training
+    def dropout_shapes(self, x: Tensor) -> list[torch.Size]:
+        """The shapes of the uniforms that a forward pass on x `(B, ...)` takes; found out once for every shape of x."""
+        if x.shape not in self._shapes:
+            self._shapes[x.shape] = self.record(x.clone(), True)[1]
+        return self._shapes[x.shape]
 
 
 def _trainable(parameters: dict[str, nn.Parameter], trainable: Trainable) -> list[str]:

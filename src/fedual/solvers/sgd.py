@@ -6,14 +6,14 @@ by steps on (1/N_k) times it: ĝ + A + B m (`fedual.solvers.stochastic`). The op
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from fedual.admm import Carry, Solution, Subproblem
 from fedual.errors import InputError, require_positive, require_share
-from fedual.families import Family, FixedPrecision, Isotropic
+from fedual.families import Family, FixedPrecision, Gaussian, Isotropic
 from fedual.solvers.stochastic import Inner, Stepper, quadratic, start_mean
 
 
@@ -54,10 +54,17 @@ class SGD(Stepper):
 
     def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
         """Nothing."""
+        self.check(family)
         return {}
+
+    def check(self, family: Family) -> None:
+        """Refuse a family whose precision moves too."""
+        if not isinstance(family, Isotropic | FixedPrecision):
+            raise InputError(f"SGD moves a mean and needs a fixed precision (Isotropic), not {family}: use Laplace.")
 
     def begin(self, problem: Subproblem) -> Inner:
         """m_k = m_g (or the network's initialisation), no memory."""
+        self.check(problem.family)
         offset, slope = quadratic(problem)
         mean = start_mean(problem)
         inner = {"mean": mean, "offset": offset, "slope": slope, "first": torch.zeros_like(mean)}
@@ -85,7 +92,4 @@ class SGD(Stepper):
 
     def end(self, problem: Subproblem, inner: Inner) -> Solution:
         """λ_k = S m_k."""
-        family = problem.family
-        if not isinstance(family, Isotropic | FixedPrecision):
-            raise InputError(f"SGD moves a mean and needs a fixed precision (Isotropic), not {family}: use Laplace.")
-        return Solution(family.natural(inner["mean"]), problem.carry)
+        return Solution(cast(Gaussian, problem.family).natural(inner["mean"]), problem.carry)

@@ -1,0 +1,37 @@
+"""Dropout whose draws are an argument: a client's masks do not depend on who is trained beside it."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_AXES = {F.dropout: None, F.dropout1d: 2, F.dropout2d: 2, F.dropout3d: 2}
+"""The leading axes that have a mask of their own; None is all."""
+
+
+class Dropout(TorchFunctionMode):
+    """Takes dropout's uniforms from a list; without one it records the shapes it would need and drops nothing."""
+
+    def __init__(self, uniforms: list[Tensor] | None):
+        self.uniforms, self.shapes = uniforms, []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in _AXES:
+            return func(*args, **(kwargs or {}))
+        x, p, training = _arguments(*args, **(kwargs or {}))
+        if not training or p == 0:
+            return x
+        axes = _AXES[func]
+        shape = x.shape if axes is None else (*x.shape[:axes], *(1,) * (x.dim() - axes))
+        self.shapes.append(torch.Size(shape))
+        if self.uniforms is None:
+            return x
+        return x * (self.uniforms.pop(0) >= p) / (1 - p)
+
+
+def _arguments(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> tuple[Tensor, float, bool]:
+    return input, p, training
