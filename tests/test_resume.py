@@ -25,10 +25,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedual
-from fedual import methods, training
+from fedual import methods
 from fedual.errors import DataError, InputError
 from fedual.posterior import Posterior
 from fedual.runs import RunDirectory, directory, files, snapshot
+from fedual.runs import run as run_module
 from fedual.training import Run, fit
 
 ROUNDS = 12
@@ -136,7 +137,7 @@ def child(folder: Path, name: str, tick: int) -> None:
     """Kill a run ten times, then let it end: twice while it starts, else within a round, every other time in a file."""
     clock, choice, path = itertools.count(0, tick), random.Random(name), folder / "run"
     # checkpoints are due when this clock says so: after every round if it stands still
-    training.time = SimpleNamespace(perf_counter=lambda: float(next(clock)))  # type: ignore[assignment]
+    run_module.time = SimpleNamespace(perf_counter=lambda: float(next(clock)))  # type: ignore[assignment]
 
     def count(where: str | tuple[str, ...]) -> int:
         """How many lines a round has at least."""

@@ -78,7 +78,7 @@ class TestEngine:
 
         return rounds
 
-    @pytest.mark.parametrize("name", ["ivon-admm", "fedlap"])
+    @pytest.mark.parametrize("name", ["ivon-admm", "fedlap", "fedlap-cov"])
     def test_a_round_that_nobody_counts_in_might_not_have_been(self, play, name):
         method = methods.build(name)
         one, rows, moved = play(method, (0, torch.tensor([BAD])), (1, GOOD))

@@ -122,7 +122,9 @@ def _eigen(loss: Criterion, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]
 
     num = outputs[0].numel()
     matrices = vmap(jacrev(jacrev(one)))(outputs, y).reshape(len(outputs), num, num)
-    values, vectors = torch.linalg.eigh(matrices)
+    finite = matrices.isfinite().all(-1).all(-1)
+    values, vectors = torch.linalg.eigh(torch.where(finite[:, None, None], matrices, 0.0))  # it refuses all for one NaN
+    values = torch.where(finite[:, None], values, torch.nan)
     return vectors.permute(2, 0, 1).reshape(num, *outputs.shape), values.T
 
 
