@@ -57,7 +57,7 @@ def fit(
 ) -> Run:
     """Train a model on data that stay with their owners.
 
-    The result is a function of the arguments: same seed, device and chunk, bit-identical numbers.
+    The result is a function of the arguments: same seed, device, number of threads and chunk, bit-identical numbers.
 
     Args:
         model: Any module without batch statistics, initialised; it is copied.

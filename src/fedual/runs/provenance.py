@@ -21,6 +21,7 @@ def environment() -> dict[str, str | int | None]:
         "numpy": np.__version__,
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
 
