@@ -1,7 +1,7 @@
 """Peak memory and time a round against the number of clients: `python -m bench.memory`.
 
-Each line is a process of its own: peak resident memory, and seconds of the fastest round. The small clients' state is on
-disk, so that memory should be that of a chunk, and time double with the clients; then the paper's 100 clients.
+Each line is a process of its own: peak resident memory, and seconds of the fastest round. The small clients' state is
+on disk, so that memory should be that of a chunk, and time double with the clients; then the paper's 100 clients.
 """
 
 import json
