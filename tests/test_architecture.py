@@ -1,6 +1,7 @@
 """The walls of the house: who may import whom (design §2), and every cited equation has its test."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -82,3 +83,11 @@ def test_every_cited_equation_has_a_test():
     tested = set(re.findall(r"eq(\d+)", names))
     assert cited
     assert cited <= tested, f"cited but not tested: {sorted(cited - tested, key=int)}"
+
+
+def test_importing_fedual_asks_mkl_for_reproducible_results_unless_told_otherwise():
+    code = "import os, fedual; print(os.environ['MKL_CBWR'])"
+    for given, found in (({}, "AUTO"), ({"MKL_CBWR": "AVX2"}, "AVX2")):
+        env = {key: value for key, value in os.environ.items() if key != "MKL_CBWR"} | given
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+        assert done.stdout.strip() == found
