@@ -33,3 +33,9 @@ def test_both_commands_stand_in_the_first_screen():
     first = "\n".join((ROOT / "README.md").read_text().splitlines()[:25])
     assert "make demo" in first
     assert "make test" in first
+
+
+def test_ones_own_model_and_data_take_at_most_15_lines():
+    own = blocks(ROOT / "README.md")[0]
+    assert "fedual.fit(" in own
+    assert len([line for line in own.splitlines() if line.strip()]) <= 15
