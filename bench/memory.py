@@ -20,7 +20,7 @@ def small(num_clients: int) -> dict:
     torch.manual_seed(0)
     sites = [(torch.randn(EXAMPLES, 64), torch.randint(10, (EXAMPLES,))) for _ in range(num_clients)]
     model = models.build("mlp", inputs=64, hidden=(100, 50))
-    run = fit(model, sites, rounds=4, local_epochs=2, client_state="disk", device="cpu")
+    run = fit(model, sites, rounds=7, local_epochs=2, client_state="disk", device="cpu")
     return {"clients": num_clients, "state MB": run.store.nbytes / 1e6, "chunk": run.config["chunk"], **_peak(run)}
 
 
