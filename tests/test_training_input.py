@@ -100,9 +100,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         f"{name} = {value!r}": ({name: value}, f"{name} = {value!r}.*{remedy}")
         for name, values, remedy in (
             ("rounds", (0, -1, 1.5), "at least 1"),
-            ("batch_size", (0, -4), "positive"),
-            ("local_epochs", (0, -1), "positive"),
-            ("local_steps", (0,), "positive"),
+            ("batch_size", (0, -4), "whole number of at least 1"),
+            ("local_epochs", (0, -1), "whole number of at least 1"),
+            ("local_steps", (0,), "whole number of at least 1"),
             ("participation", (0, 2, -0.5, "half"), "positive, finite number of at most 1"),
             ("evaluate_every", (0,), "at least 1"),
             ("samples", (-1,), "at least 0"),

@@ -54,6 +54,13 @@ def require_positive(name: str, value: Any, most: float = math.inf) -> None:
         raise InputError(f"{name} = {value!r}: it must be a positive, finite number{limit}.")
 
 
+def require_count(name: str, value: Any, least: int = 1) -> int:
+    """Refuse a setting that is not a whole number of at least `least`; it comes back for use in a condition."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InputError(f"{name} = {value!r}: it must be a whole number of at least {least}.")
+    return value
+
+
 def require_share(name: str, value: Any) -> None:
     """Refuse a setting that is not a number in [0, 1)."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedual.errors import DomainError, InputError
-from fedual.families import FixedPrecision, Gaussian, Isotropic, check
+from fedual.errors import DomainError, InputError, require_count
+from fedual.families import Gaussian, check, is_point
 from fedual.solvers.criteria import Criterion, criterion
 from fedual.solvers.network import Network
 
@@ -138,19 +138,14 @@ def evaluate(
     metrics = metrics or partial(_loss_metrics, criterion(loss))
     figures = lambda thetas: metrics(forward(network, thetas, x, transform, batch_size), y.to(network.device))
     found = figures([family.mean(lam_g)])
-    if is_point(family) or not check_count("samples", samples, 0):
+    if is_point(family) or not require_count("samples", samples, 0):
         return found
     return found | {f"{name}_mc": value for name, value in figures(draws(family, lam_g, samples, seed)).items()}
 
 
-def is_point(family: Gaussian) -> bool:
-    """True for families of fixed precision: the spread of q_g is then the prior's, not learned."""
-    return isinstance(family, Isotropic | FixedPrecision)
-
-
 def draws(family: Gaussian, lam: Tensor, samples: int, seed: int) -> Iterator[Tensor]:
     """θ_1, …, θ_S ~ q from `lam` `(R, P)`, each `(P,)`; S does not change the m-th of them."""
-    check_count("samples", samples, 1)
+    require_count("samples", samples, 1)
     if not isinstance(seed, int) or not 0 <= seed < 1 << 63:
         raise InputError(f"seed = {seed!r}: it must be a whole number from 0 to 2⁶³ − 1.")
     generator = torch.Generator(lam.device).manual_seed(seed)
@@ -166,7 +161,7 @@ def forward(
     batch_size: int,
 ) -> Iterator[Tensor]:
     """The outputs `(N, ...)` of one network θ `(P,)` after the other, `batch_size` examples at a time."""
-    check_count("batch_size", batch_size, 1)
+    require_count("batch_size", batch_size, 1)
     if not len(x):
         raise InputError("There are no inputs (0 examples): give at least one.")
     for theta in thetas:
@@ -200,13 +195,6 @@ def class_predictive(outputs: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
 def regression_outputs(outputs: Iterable[Tensor]) -> Tensor:
     """What every network predicts, `(S, N, D)`, all of it: targets are few where classes can be many."""
     return torch.stack([f.flatten(1) if f.dim() > 1 else f[:, None] for f in outputs])
-
-
-def check_count(name: str, value: int, least: int) -> int:
-    """Refuse what is not a whole number of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InputError(f"{name} = {value!r}: it must be a whole number of at least {least}.")
-    return value
 
 
 def _class_metrics(outputs: Iterable[Tensor], labels: Tensor) -> dict[str, float]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedual.errors import InputError, hint
+from fedual.errors import InputError, hint, require_count
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU, "tanh": nn.Tanh}
 """The activations that `mlp` knows."""
@@ -162,5 +162,4 @@ def build(name: str, **settings: Any) -> nn.Module:
 
 def _check_widths(**widths: Any) -> None:
     for name, width in widths.items():
-        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
-            raise InputError(f"{name} = {width!r}: it must be a whole number of at least 1.")
+        require_count(name, width)

@@ -17,16 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedual.errors import DataError, FedualError, InputError, require_positive
+from fedual.errors import DataError, FedualError, InputError, require_count, require_positive
 from fedual.evaluate import (
-    check_count,
     class_predictive,
     draws,
     forward,
-    is_point,
     regression_outputs,
 )
-from fedual.families import Diagonal, FixedPrecision, Full, Gaussian, Isotropic, check
+from fedual.families import Diagonal, FixedPrecision, Full, Gaussian, Isotropic, check, is_point
 from fedual.models import MODELS, build
 from fedual.solvers.network import Network
 
@@ -128,7 +126,7 @@ class Posterior:
         Returns:
             A `Prediction` with "cross_entropy", a `RegressionPrediction` of the network's outputs with another loss.
         """
-        at_mean = not check_count("samples", samples, 0) or is_point(self.family)
+        at_mean = not require_count("samples", samples, 0) or is_point(self.family)
         thetas = [self.mean] if at_mean else draws(self.family, self.lam, samples, seed)
         outputs = forward(self.network, thetas, x, self.transform, batch_size)
         if self.loss != "cross_entropy":

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedual.admm import Method
-from fedual.errors import InputError, require_positive
-from fedual.evaluate import check_count
+from fedual.errors import InputError, require_count, require_positive
 from fedual.methods import build
 from fedual.runs import RunDirectory
 from fedual.runs.run import ENGINES, Callback, Folder, Run
@@ -102,8 +101,8 @@ def fit(
         raise InputError(f"client_state = {client_state!r}: choose {', '.join(get_args(Place))}.")
     for name, value in (("rounds", rounds), ("evaluate_every", evaluate_every), ("chunk", chunk)):
         if value is not None:
-            check_count(name, value, 1)
-    check_count("samples", samples, 0)
+            require_count(name, value, 1)
+    require_count("samples", samples, 0)
     require_positive("participation", participation, most=1.0)
     method = build(method) if isinstance(method, str) else method
     if not isinstance(method, Method):

@@ -83,7 +83,9 @@ def test_ivon_admm_has_the_published_settings(name: str):
 def test_paper_preset_fixes_noise_and_order(name: str):
     plain, paper = load(name), load(name, preset="paper")
     assert {**plain.train, "noise": "shared-fixed", "order": "shared-fixed"} == paper.train
-    assert {**plain.settings, **paper.settings} == paper.settings
+    changed = {key for key, value in paper.settings.items() if plain.settings.get(key) != value}
+    assert changed <= {"rho", "clip"}  # chosen on validation, see results/tuning
+    assert plain.settings.keys() == paper.settings.keys()
     assert paper.preset == "paper"
 
 

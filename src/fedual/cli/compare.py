@@ -61,13 +61,14 @@ def compare(
     if path.exists():
         raise InputError(f"{path} is the result of another comparison: name another folder with --out.")
 
+    with writing(path, 0, "nothing was run"):  # refused before the first trial
+        folder.mkdir(parents=True, exist_ok=True)
+
     def save(report: Mapping[str, Any]) -> None:
         content = json.dumps(without_nan(report), indent=1).encode()
         with writing(path, len(content), "the last report is intact"):
-            folder.mkdir(parents=True, exist_ok=True)
             replace(path, content)
 
-    save({})  # a folder that cannot be written is refused before the first trial
     with progress() as watch:
         report = comparison.compare(
             scenarios,

@@ -2,7 +2,7 @@
 
 from fedual.families.base import Family, check, entropy, in_domain, inner, kl, log_prob
 from fedual.families.discrete import Bernoulli
-from fedual.families.fixed import FixedPrecision, Isotropic
+from fedual.families.fixed import FixedPrecision, Isotropic, is_point
 from fedual.families.gaussian import Curvature, Diagonal, Full, Gaussian
 from fedual.families.positive import Gamma
 from fedual.families.quadrature import Delta, GaussHermite, MonteCarlo, Rule
@@ -25,6 +25,7 @@ __all__ = [
     "entropy",
     "in_domain",
     "inner",
+    "is_point",
     "kl",
     "log_prob",
 ]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedual.errors import DomainError, InputError, require_positive
+from fedual.families.base import Family
 from fedual.families.gaussian import LOG_2PI, Gaussian, positive_definite, solve_transposed
 
 
@@ -167,3 +168,8 @@ class FixedPrecision(_Fixed):
 
     def __str__(self) -> str:
         return "FixedPrecision"
+
+
+def is_point(family: Family) -> bool:
+    """True for families of fixed precision: the spread of q is then the prior's, and only a point is learned."""
+    return isinstance(family, _Fixed)

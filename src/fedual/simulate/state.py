@@ -14,7 +14,7 @@ from fedual import admm
 from fedual.admm import Info, Method, Subproblem, Totals, Update
 from fedual.duals import Zero
 from fedual.errors import InputError
-from fedual.families import FixedPrecision, Gaussian, Isotropic
+from fedual.families import Gaussian, is_point
 from fedual.simulate.store import Rows, Store, create
 from fedual.solvers import Minibatches, Stepper
 
@@ -54,9 +54,7 @@ def begin(
     """
     family = cast(Gaussian, method.family)
     zero = torch.zeros_like(start)
-    prior = (
-        family.natural(zero) if isinstance(family, Isotropic | FixedPrecision) else family.natural(zero, method.delta)
-    )
+    prior = family.natural(zero, None if is_point(family) else method.delta)
     lam_g = admm.server_start(method, prior, start)
     rows: Rows = {} if isinstance(method.dual, Zero) else {"eta": torch.zeros_like(prior)}
     if method.server.remembers:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedual.admm import Carry, Solution, Subproblem
-from fedual.errors import InputError, require_positive, require_share
+from fedual.errors import InputError, require_count, require_positive, require_share
 from fedual.families import Diagonal, Family
 from fedual.solvers.stochastic import Inner, Stepper, quadratic, scale, start_mean
 
@@ -38,7 +38,7 @@ class IVON(Stepper):
     """
 
     lr: float = 0.03
-    samples: int = 1  # type: ignore[misc]
+    samples: int = 1
     h0: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.9998
@@ -52,8 +52,12 @@ class IVON(Stepper):
             require_share(name, getattr(self, name))
         if self.clip != 0:
             require_positive("clip", self.clip)
-        if not isinstance(self.samples, int) or self.samples < 1:
-            raise InputError(f"samples = {self.samples!r}: IVON needs at least one Monte-Carlo sample a step.")
+        require_count("samples", self.samples)
+
+    @property
+    def draws(self) -> int:
+        """`samples`."""
+        return self.samples
 
     def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
         """No momentum, no steps taken."""

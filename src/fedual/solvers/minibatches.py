@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
-from fedual.errors import InputError, require_positive
+from fedual.errors import require_count, require_positive
 from fedual.solvers.clients import Clients
 from fedual.solvers.criteria import Criterion, criterion
 from fedual.solvers.curvature import ggn_diagonal
@@ -62,9 +62,8 @@ class Minibatches:
 
     def __post_init__(self):
         for name in ("batch_size", "local_epochs", "local_steps"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise InputError(f"{name} = {value!r}: give a positive whole number.")
+            if getattr(self, name) is not None:
+                require_count(name, getattr(self, name))
         if self.scale is not None:
             require_positive("scale", self.scale)
 

@@ -1,4 +1,4 @@
-"""A network as a function of one flat vector θ, alone or many at a time.
+"""A network as a function of one flat vector θ.
 
 The trainable parameters of an `nn.Module` are the entries of θ `(P,)`, in the module's own order; frozen ones and
 buffers stay as they are, the same for every client.

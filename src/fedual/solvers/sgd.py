@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedual.admm import Carry, Solution, Subproblem
 from fedual.errors import InputError, require_positive, require_share
-from fedual.families import Family, FixedPrecision, Gaussian, Isotropic
+from fedual.families import Family, Gaussian, is_point
 from fedual.solvers.stochastic import Inner, Stepper, quadratic, start_mean
 
 
@@ -59,7 +59,7 @@ class SGD(Stepper):
 
     def check(self, family: Family) -> None:
         """Refuse a family whose precision moves too."""
-        if not isinstance(family, Isotropic | FixedPrecision):
+        if not is_point(family):
             raise InputError(f"SGD moves a mean and needs a fixed precision (Isotropic), not {family}: use Laplace.")
 
     def begin(self, problem: Subproblem) -> Inner:

@@ -13,14 +13,14 @@ order of things.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 import torch
 from torch import Tensor
 
 from fedual.admm import Carry, Solution, Subproblem, num_examples
 from fedual.errors import InputError
-from fedual.families import Diagonal, Family, FixedPrecision, Isotropic
+from fedual.families import Diagonal, Family, FixedPrecision, Gaussian, Isotropic
 
 Inner = dict[str, Tensor]
 """A stepper's variables within a round, each with a leading client axis."""
@@ -53,14 +53,18 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class Stepper(ABC):
-    """A solver by minibatch steps; `samples` Monte-Carlo samples a step, 0 takes the gradient at the mean.
+    """A solver by minibatch steps.
 
     Args:
         lr: The learning rate.
     """
 
     lr: float = 1e-3
-    samples: ClassVar[int] = 0
+
+    @property
+    def draws(self) -> int:
+        """Monte-Carlo samples a step; 0 takes the gradient at the mean."""
+        return 0
 
     @abstractmethod
     def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
@@ -115,16 +119,16 @@ def descend(stepper: Stepper, problem: Subproblem) -> Inner:
 def estimate(stepper: Stepper, losses: Batches, inner: Inner, step: int) -> tuple[Tensor, Tensor | None]:
     """ĝ and ĝ·ε, averaged over the stepper's samples."""
     mean = inner["mean"]
-    if stepper.samples == 0:
+    if stepper.draws == 0:
         return losses.gradient(mean, step), None
     gradient = correlation = 0.0
-    for sample in range(stepper.samples):
+    for sample in range(stepper.draws):
         noise = losses.noise(step, sample, mean)
         found = losses.gradient(stepper.place(inner, noise), step)
         gradient, correlation = gradient + found, correlation + found * noise
     assert isinstance(gradient, Tensor)
     assert isinstance(correlation, Tensor)
-    return gradient / stepper.samples, correlation / stepper.samples
+    return gradient / stepper.draws, correlation / stepper.draws
 
 
 def quadratic(problem: Subproblem) -> tuple[Tensor, Tensor]:
@@ -147,7 +151,7 @@ def scale(problem: Subproblem) -> Tensor:
 
 def start_mean(problem: Subproblem) -> Tensor:
     """m_g for every client, or the network's initialisation while the server sits at the prior, `(K, P)`."""
-    mean = problem.family.mean(problem.lam_g) if problem.start is None else problem.start  # type: ignore[attr-defined]
+    mean = cast(Gaussian, problem.family).mean(problem.lam_g) if problem.start is None else problem.start
     return mean.expand(len(problem.eta), -1).clone()
 
 
