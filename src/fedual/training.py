@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,8 +16,9 @@ from fedual.methods import build
 from fedual.runs import RunDirectory
 from fedual.runs.run import ENGINES, Callback, Folder, Run
 from fedual.runs.run import rounds as rounds_of
+from fedual.simulate.arithmetic import Precision
 from fedual.simulate.state import Place, Schedule, begin, scheduled
-from fedual.simulate.vectorised import choose_chunk
+from fedual.simulate.vectorised import choose_chunk, worth_compiling
 from fedual.solvers import Clients, Draws, Laplace, Minibatches, Network, Stepper
 from fedual.solvers.checks import check, rehearse
 from fedual.solvers.clients import materialise
@@ -49,6 +51,8 @@ def fit(
     order: Mode = "shared",
     engine: Literal["vectorised", "sequential"] = "vectorised",
     chunk: int | None = None,
+    compile: bool | None = None,
+    precision: Precision = "auto",
     client_state: Place = "auto",
     evaluate_every: int = 1,
     samples: int = 32,
@@ -83,6 +87,10 @@ def fit(
         order: Who shares the order of batches.
         engine: "vectorised" (all clients at once) or "sequential" (one by one, to check against).
         chunk: How many clients to train at once; chosen by memory and cache unless given.
+        compile: Compile the elementwise work of a step (on a CPU this needs a C++ compiler), and record steps as CUDA
+            graphs on a GPU; unless given, where there is enough work for that to pay.
+        precision: Of the networks' products on a GPU: "float32", or "auto" for TF32, see
+            `fedual.simulate.arithmetic`.
         client_state: Where clients' rows are kept: "memory", "disk", or "auto": on disk when they are too many.
         evaluate_every: Evaluate in every n-th round, and in the last.
         samples: Draws of θ under q_g for the evaluation.
@@ -97,6 +105,8 @@ def fit(
     """
     if engine not in ENGINES:
         raise InputError(f"engine = {engine!r}: choose {' or '.join(ENGINES)}.")
+    if precision not in get_args(Precision):
+        raise InputError(f"precision = {precision!r}: choose {', '.join(get_args(Precision))}.")
     if client_state not in get_args(Place):
         raise InputError(f"client_state = {client_state!r}: choose {', '.join(get_args(Place))}.")
     for name, value in (("rounds", rounds), ("evaluate_every", evaluate_every), ("chunk", chunk)):
@@ -125,13 +135,15 @@ def fit(
     path = None if out is None else Path(out)
     if path is not None and resume and (path / "config.json").exists():
         stored = RunDirectory.open(path).config
-        chunk = chunk or stored.get("chunk")
+        chunk, compile = chunk or stored.get("chunk"), stored.get("compile") if compile is None else compile
         if schedule == "cosine" and stored.get("rounds") != rounds:
             raise InputError(
                 f"{path} holds a run whose cosine schedule ends in round {stored.get('rounds')}, not {rounds}: "
                 "resume it with as many rounds, or choose another folder."
             )
     chunk = chunk or (choose_chunk(losses, len(data)) if engine == "vectorised" else 1)
+    compile = (engine == "vectorised" and worth_compiling(losses, rounds)) if compile is None else compile
+    losses = replace(losses, compile=compile)
     config = {
         "method": repr(method),
         "rounds": rounds,
@@ -158,6 +170,8 @@ def fit(
         "evaluate_every": evaluate_every,
         "samples": samples,
         "chunk": chunk,
+        "compile": compile,
+        "precision": precision,
     }
     config |= _described(description or {}, config)
     server, store = begin(method, network.initial(), len(data), client_state, path)

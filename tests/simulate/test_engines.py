@@ -9,7 +9,7 @@ from torch import nn
 
 from fedual import methods
 from fedual.errors import InputError
-from fedual.simulate.determinism import deterministic
+from fedual.simulate.arithmetic import arithmetic
 from fedual.solvers import IVON, SGD, Clients, Draws, Minibatches, Network
 from fedual.solvers.checks import check, rehearse
 from fedual.solvers.draws import MODES
@@ -258,8 +258,8 @@ def test_a_cosine_schedule_scales_the_learning_rate():
 def test_a_gpu_repeats_itself_bit_for_bit_and_the_users_settings_come_back():
     """Only the switches, which need no GPU."""
     assert not torch.are_deterministic_algorithms_enabled()
-    with deterministic(torch.device("cuda")):
+    with arithmetic(torch.device("cuda")):
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
-    with deterministic(torch.device("cpu")):
+    with arithmetic(torch.device("cpu")):
         assert not torch.are_deterministic_algorithms_enabled()

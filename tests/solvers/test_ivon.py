@@ -24,6 +24,8 @@ class Quadratic:
         self.steps, self.num_examples = [steps] * clients, torch.full((clients,), 40.0)
         self.epsilon = normal((steps, 3, clients, dim), noise_seed)
 
+    compile = False
+
     def __len__(self):
         return len(self.steps)
 
@@ -33,7 +35,7 @@ class Quadratic:
     def noise(self, step, sample, like):
         return self.epsilon[step, sample]
 
-    def gradient(self, theta, step):
+    def gradient(self, theta, step, out=None):
         a = self.root[step] @ self.root[step].mT
         return (a @ theta[..., None])[..., 0] - self.b[step]
 
@@ -134,7 +136,7 @@ class Conjugate(Quadratic):
         """±1: with two samples the expectations are exact."""
         return torch.full((1, 5), 1.0 if sample else -1.0)
 
-    def gradient(self, theta, step):
+    def gradient(self, theta, step, out=None):
         return self.h * theta - self.b
 
 

@@ -37,6 +37,8 @@ TRAIN: Keys = {
     "evaluate_every": int,
     "samples": int,
     "chunk": int,
+    "compile": bool,
+    "precision": str,
 }
 REQUIRED = {"data": ("name",), "split": ("kind", "clients"), "model": ("name",), "train": ("rounds",)}
 LAYERED = (*REQUIRED, "method")

@@ -16,7 +16,7 @@ from fedual.families import Gaussian
 from fedual.posterior import Posterior
 from fedual.runs.directory import RunDirectory
 from fedual.simulate import sequential, vectorised
-from fedual.simulate.determinism import deterministic
+from fedual.simulate.arithmetic import arithmetic
 from fedual.simulate.state import ServerState, scheduled
 from fedual.simulate.store import Store
 from fedual.solvers import Minibatches
@@ -78,7 +78,7 @@ def rounds(run: Run, test: tuple[Tensor, Tensor] | None) -> Iterator[Record]:
         began, round = time.perf_counter(), run.server.round
         active = losses.draws.participants(round, len(data), config["participation"])
         method = scheduled(run.method, config["schedule"], round, run.rounds)
-        with deterministic(losses.network.device):
+        with arithmetic(losses.network.device, config["precision"]):
             server, info = engine(method, run.server, run.store, losses.at(round), active, config["chunk"])
         record = {"round": server.round, **_facts(run, info, len(active)), "norm": float(server.lam_g.norm())}
         record["seconds"] = time.perf_counter() - began
@@ -115,7 +115,7 @@ def _facts(run: Run, info: Info, active: int) -> Record:
 def _evaluate(run: Run, server: ServerState, test: tuple[Tensor, Tensor]) -> Record:
     """The figures of q_g on the test set."""
     losses = run.losses
-    with deterministic(losses.network.device):
+    with arithmetic(losses.network.device, run.config["precision"]):
         found = evaluate(
             losses.network,
             cast(Gaussian, run.method.family),

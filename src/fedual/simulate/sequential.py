@@ -64,6 +64,8 @@ class Alone:
 class OneClient:
     """One client's batches, and plain gradients of the mean loss on each."""
 
+    compile = False
+
     def __init__(self, losses: Minibatches):
         self.plan, self.network, self.loss = losses, losses.network, criterion(losses.loss)
         (self.client,) = losses.clients
@@ -80,7 +82,7 @@ class OneClient:
         """The draws of the run."""
         return self.plan.noise(step, sample, like)
 
-    def gradient(self, theta: Tensor, step: int) -> Tensor:
+    def gradient(self, theta: Tensor, step: int, out: Tensor | None = None) -> Tensor:
         """∇ of the mean loss on a batch, `(1, P)`."""
         x, y, weight = self._examples(self.batches[step])
         masks = [uniform[0, : len(x)] for uniform in self.plan.uniforms(step, 1)]

@@ -42,6 +42,16 @@ def choose_chunk(losses: Minibatches, most: int) -> int:
     return max(1, min(most, fits, CACHE // variable if network.device.type == "cpu" else most))
 
 
+def worth_compiling(losses: Minibatches, rounds: int) -> bool:
+    """Whether a run is long enough to win back some ten seconds of compilation.
+
+    On a CPU compiled updates save about 10 ns a parameter, client and step; on a GPU graphs save about 2 ms a step.
+    """
+    if losses.network.device.type == "cpu":
+        return rounds * sum(losses.steps) * losses.dim > 3e9
+    return rounds * losses.longest > 5e3
+
+
 def _activations(losses: Minibatches) -> int:
     """Bytes that a client's batch keeps for the backward pass."""
     kept = 0

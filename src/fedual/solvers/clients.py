@@ -85,6 +85,13 @@ class Clients:
             return torch.tensor(self.sizes, dtype=torch.float64)
         return torch.stack([weight.double().sum() for weight in self.weights])
 
+    @cached_property
+    def flat(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The rows of all clients and their weights, where the examples are, and where each client's begin `(K,)`."""
+        first = torch.tensor([0, *self.sizes[:-1]]).cumsum(0)
+        weights = None if self.weights is None else torch.cat(list(self.weights)).to(self.x.device)
+        return torch.cat([part.long() for part in self.parts]).to(self.x.device), weights, first
+
     def to(self, device: torch.device | str) -> "Clients":
         """The same with the examples on a device; the indices stay where batches are planned."""
         return Clients(self.x.to(device), self.y.to(device), self.parts, self.weights)

@@ -11,8 +11,10 @@ machine, or again after a crash, and draw the same. Noise and batch order come i
 """
 
 import hashlib
+import importlib.util
 import struct
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, get_args
 
 import torch
@@ -25,10 +27,21 @@ MODES: tuple[str, ...] = get_args(Mode)
 NOISE, ORDER, DROPOUT, PARTICIPANTS, EVALUATION = range(5)
 
 
+def digest(*key: int) -> int:
+    """63 bits that depend on the key alone."""
+    packed = struct.pack(f"<{len(key)}q", *key)
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
+
+
 def generator(device: torch.device | str, *key: int) -> torch.Generator:
     """A generator that depends on the key alone (a CPU's uses 32 bits of its digest)."""
-    digest = hashlib.blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=8).digest()
-    return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.Generator(device).manual_seed(digest(*key))
+
+
+@cache
+def counted(device: torch.device) -> bool:
+    """Whether a device draws noise from counters (`fedual.solvers.counters`): a GPU with Triton."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 @dataclass(frozen=True)
@@ -55,12 +68,30 @@ class Draws:
     def normal(self, round: int, step: int, sample: int, clients: list[int], like: Tensor) -> Tensor:
         """Standard-normal noise for θ `(..., P)`: `(1, P)` where it is shared, else a row for each client."""
         shape, device = like.shape[-1:], like.device
+        if counted(device):
+            from fedual.solvers import counters
+
+            who = torch.tensor(self.noise_rows(clients), device=device)
+            at, key = (torch.tensor([number], device=device) for number in (step, self.noise_key(round)))
+            return counters.normal(like.new_empty(len(who), *shape), key, at, who, sample)
         draw = lambda *key: torch.randn(
             shape, generator=generator(device, self.seed, NOISE, *key), dtype=like.dtype, device=device
         )
         if self.noise == "independent":
             return torch.stack([draw(round, step, sample, client) for client in clients])
         return draw(round if self.noise == "shared" else 0, step, sample)[None]
+
+    def noise_key(self, round: int) -> int:
+        """The key of a round's noise where it is drawn from counters."""
+        return digest(self.seed, NOISE, 0 if self.noise == "shared-fixed" else round)
+
+    def noise_rows(self, clients: list[int]) -> list[int]:
+        """Whose noise is drawn for these clients: their own, or that of one for all."""
+        return clients if self.noise == "independent" else [0]
+
+    def dropout_key(self, round: int) -> int:
+        """The key of a round's dropout masks where they are drawn from counters."""
+        return digest(self.seed, DROPOUT, round)
 
     def permutation(self, round: int, epoch: int, client: int, size: int) -> Tensor:
         """The order in which a client of this size goes through its examples in an epoch, on the CPU."""
@@ -69,6 +100,11 @@ class Draws:
 
     def uniform(self, round: int, step: int, client: int, size: int, like: Tensor) -> Tensor:
         """Uniforms `(size,)` for a client's dropout masks, always its own."""
+        if counted(like.device):
+            from fedual.solvers import counters
+
+            who, at, key = (torch.tensor([n], device=like.device) for n in (client, step, self.dropout_key(round)))
+            return counters.uniform(like.new_empty(1, size), key, at, who)[0]
         source = generator(like.device, self.seed, DROPOUT, round, step, client)
         return torch.rand(size, generator=source, dtype=like.dtype, device=like.device)
 

@@ -81,6 +81,7 @@ class IVON(Stepper):
             "momentum": problem.carry["momentum"],
             "steps": problem.carry["steps"],
             "ess": ess,
+            "lr": torch.full_like(ess, self.lr),
             "offset": offset,
             "slope": slope,
         }
@@ -102,7 +103,7 @@ class IVON(Stepper):
         direction = (first + inner["offset"] + slope * mean) / curvature
         if self.clip:
             direction = direction.clamp(-self.clip, self.clip)
-        moved = {"mean": mean - self.lr * direction, "curvature": curvature, "momentum": momentum, "steps": steps}
+        moved = {"mean": mean - inner["lr"] * direction, "curvature": curvature, "momentum": momentum, "steps": steps}
         return {**inner, **moved}
 
     def end(self, problem: Subproblem, inner: Inner) -> Solution:

@@ -5,9 +5,9 @@ Client k goes through its N_k examples in batches of B, ⌈N_k/B⌉ an epoch, th
 w the loss is ℓ_k = Σ_i w_i ℓ_i, N_k is replaced by Σ_i w_i, and a batch estimates ∇ℓ_k/Σw without bias.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from fedual.solvers.criteria import Criterion, criterion
 from fedual.solvers.curvature import ggn_diagonal
 from fedual.solvers.draws import Draws
 from fedual.solvers.network import Network
+from fedual.solvers.stacked import Slot, Stacked
 
 
 class Batch(NamedTuple):
@@ -45,6 +46,7 @@ class Minibatches:
         local_epochs: Passes over a client's data in a round.
         local_steps: Steps in a round for every client, whatever its size, instead of `local_epochs`.
         scale: Inputs are divided by it, a batch at a time (255 for pixels stored as uint8).
+        compile: Compile the elementwise work of a step, and record steps as CUDA graphs on a GPU.
         round: The round, for the draws.
         ids: The clients of this stack; None means all.
     """
@@ -57,6 +59,7 @@ class Minibatches:
     local_epochs: int = 10
     local_steps: int | None = None
     scale: float | None = None
+    compile: bool = False
     round: int = 0
     ids: tuple[int, ...] | None = None
 
@@ -101,24 +104,43 @@ class Minibatches:
     @cached_property
     def steps(self) -> list[int]:
         """How many steps each client takes in a round."""
-        return [self.local_steps or self.local_epochs * self._per_epoch(k) for k in self.clients]
+        return [self._number_of_steps(client) for client in self.clients]
+
+    @property
+    def longest(self) -> int:
+        """The steps of the largest client of the federation, in this stack or not."""
+        return self._number_of_steps(max(range(len(self.data)), key=self.data.sizes.__getitem__))
+
+    def _number_of_steps(self, client: int) -> int:
+        return self.local_steps or self.local_epochs * self._per_epoch(client)
 
     def noise(self, step: int, sample: int, like: Tensor) -> Tensor:
         """Standard-normal noise for the first n clients' means `(n, P)`."""
         return self.draws.normal(self.round, step, sample, list(self.clients[: len(like)]), like)
 
-    def gradient(self, theta: Tensor, step: int) -> Tensor:
-        """∇ of the minibatch mean at θ `(n, P)` of the first n clients, all in one pass."""
-        batch = self.batch(step, len(theta))
+    def gradient(self, theta: Tensor, step: int, out: Tensor | None = None) -> Tensor:
+        """∇ of the minibatch mean at θ `(n, P)` of the first n clients, written into `out` if given."""
+        n = len(theta)
+        out = torch.empty_like(theta) if out is None else out
+        self.differentiate(theta, self.batch(step, n), self.uniforms(step, n), out)
+        return out
+
+    def differentiate(self, theta: Tensor, batch: Batch, uniforms: list[Tensor], out: Tensor) -> None:
+        """Write ∇ of the mean over a batch of n clients, `(n, P)`, all in one pass."""
+        slots = {name: Slot(place) for name, place in self.network.split(out).items()}
         with torch.enable_grad():
             parts = {name: part.detach().requires_grad_() for name, part in self.network.split(theta).items()}
-            loss = vmap(self._loss)(parts, *batch, self.uniforms(step, len(theta)))
-            gradients = torch.autograd.grad(loss.sum(), list(parts.values()), materialize_grads=True)
-        return self.network.join(dict(zip(parts, gradients, strict=True)))
+            loss = vmap(partial(self._loss, slots))(parts, *batch, uniforms)
+            gradients = torch.autograd.grad(loss.sum(), list(parts.values()), allow_unused=True)
+        for slot, gradient in zip(slots.values(), gradients, strict=True):
+            slot.finish(gradient)
 
     def batch(self, step: int, n: int) -> Batch:
         """The batches of the first n clients at a step."""
-        index, weight = (table[:n, step] for table in self._plan)
+        return self.rows(*(table[:n, step] for table in self.plan))
+
+    def rows(self, index: Tensor, weight: Tensor) -> Batch:
+        """Some rows of the data `(n, B)` as batches."""
         return Batch(self.inputs(self.data.x[index]), self.data.y[index], weight)
 
     def inputs(self, x: Tensor) -> Tensor:
@@ -130,20 +152,27 @@ class Minibatches:
 
         A step has one draw, whatever the number of its Monte-Carlo samples.
         """
-        shapes = self.network.dropout_shapes(
-            self.inputs(self.data.x[:1]).expand(self.batch_size, *self.data.x.shape[1:])
-        )
-        if not shapes:
+        size = sum(shape.numel() for shape in self.dropout_shapes)
+        if not size:
             return []
-        sizes = [shape.numel() for shape in shapes]
-        draw = lambda client: self.draws.uniform(self.round, step, client, sum(sizes), self.network.initial())
-        flat = torch.stack([draw(client) for client in self.clients[:n]]).split(sizes, -1)
-        return [part.reshape(n, *shape) for part, shape in zip(flat, shapes, strict=True)]
+        draw = lambda client: self.draws.uniform(self.round, step, client, size, self.network.initial())
+        return self.masks(torch.stack([draw(client) for client in self.clients[:n]]))
+
+    def masks(self, flat: Tensor) -> list[Tensor]:
+        """Uniforms `(n, size)` cut to the shapes that dropout layers take."""
+        parts = flat.split([shape.numel() for shape in self.dropout_shapes], -1)
+        return [part.reshape(len(flat), *shape) for part, shape in zip(parts, self.dropout_shapes, strict=True)]
+
+    @property
+    def dropout_shapes(self) -> list[torch.Size]:
+        """The shapes of the uniforms that a batch takes."""
+        one = self.inputs(self.data.x[:1])
+        return self.network.dropout_shapes(one.expand(self.batch_size, *one.shape[1:]))
 
     def curvature(self, theta: Tensor) -> Tensor:
         """diag Σ_i w_i J_iᵀ H_i J_i of each client's whole loss at θ `(K, P)`, in one pass over its data."""
         parts, total = self.network.split(theta), torch.zeros_like(theta)
-        index, weight = self._tables([self._cut(torch.arange(self.data.sizes[k])) for k in self.clients])
+        index, weight = self._tables([None] * len(self), lambda k: self._cut(torch.arange(self.data.sizes[k])))
         for step in range(index.shape[1]):
             rows = weight[:, step].sum(-1).nonzero()[:, 0]  # clients that have examples left
             x, y = self.inputs(self.data.x[index[rows, step]]), self.data.y[index[rows, step]]
@@ -157,8 +186,12 @@ class Minibatches:
         """The loss of each example."""
         return criterion(self.loss)
 
-    def _loss(self, parts: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor, uniforms: list[Tensor]) -> Tensor:
-        return (weight * self.criterion(self.network.forward(parts, x, uniforms), y)).sum()
+    def _loss(
+        self, slots: dict[str, Slot], parts: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor, uniforms: Any
+    ) -> Tensor:
+        with Stacked(parts, slots):
+            outputs = self.network.forward(parts, x, uniforms)
+        return (weight * self.criterion(outputs, y)).sum()
 
     def _per_epoch(self, client: int) -> int:
         return -(-self.data.sizes[client] // self.batch_size)
@@ -168,26 +201,38 @@ class Minibatches:
         return F.pad(order, (0, -len(order) % self.batch_size), value=-1).reshape(-1, self.batch_size)
 
     @cached_property
-    def _plan(self) -> tuple[Tensor, Tensor]:
+    def plan(self) -> tuple[Tensor, Tensor]:
         """Rows of the data and their weights in a mean over the batch, for every client and step: `(K, T, B)` each."""
-        orders = []
-        for client, steps in zip(self.clients, self.steps, strict=True):
-            epochs = range(-(-steps // self._per_epoch(client)))
-            size = self.data.sizes[client]
-            cut = [self._cut(self.draws.permutation(self.round, epoch, client, size)) for epoch in epochs]
-            orders.append(torch.cat(cut)[:steps])
-        index, weight = self._tables(orders)
+        own = self.draws.order == "independent"
+        index, weight = self._tables([client if own else None for client in self.clients], self._order)
         number = (weight > 0).sum(-1, keepdim=True).clamp(min=1)
         sizes = torch.tensor([self.data.sizes[k] for k in self.clients]).to(weight)
         return index, weight / number * (sizes / self.num_examples.to(weight))[:, None, None]
 
-    def _tables(self, orders: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Batches of positions within each client's data as rows of the data and example weights, on the device."""
-        position = pad_sequence(orders, batch_first=True, padding_value=-1)
-        valid, position = position >= 0, position.clamp(min=0)
-        index = torch.stack([self.data.parts[k][at] for k, at in zip(self.clients, position, strict=True)])
-        weight = valid.to(self.network.dtype)
-        if self.data.weights is not None:
-            own = [self.data.weights[k][at] for k, at in zip(self.clients, position, strict=True)]
-            weight = weight * torch.stack(own).to(weight)
-        return index.to(self.network.device), weight.to(self.network.device)
+    def _order(self, client: int) -> Tensor:
+        """The positions of a client's examples in the order of its steps, `(T, B)`, padded with −1."""
+        size, steps = self.data.sizes[client], self._number_of_steps(client)
+        epochs = range(-(-steps // self._per_epoch(client)))
+        cut = [self._cut(self.draws.permutation(self.round, epoch, client, size)) for epoch in epochs]
+        return torch.cat(cut)[:steps]
+
+    def _tables(self, kinds: Sequence[Any], order: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+        """Rows of the data and example weights `(K, T, B)`, on the device.
+
+        Args:
+            kinds: Clients with the same size and kind go through their examples in the same order.
+            order: The positions of a client's examples, `(T, B)`.
+        """
+        orders: dict[Any, Tensor] = {}
+        sorts = [(self.data.sizes[client], kind) for client, kind in zip(self.clients, kinds, strict=True)]
+        for client, sort in zip(self.clients, sorts, strict=True):
+            if sort not in orders:
+                orders[sort] = order(client)
+        number = {sort: i for i, sort in enumerate(orders)}
+        device = self.network.device
+        which = torch.tensor([number[sort] for sort in sorts]).to(device)
+        position = pad_sequence(list(orders.values()), batch_first=True, padding_value=-1).to(device)[which]
+        rows, weights, first = self.data.flat
+        at = first[torch.tensor(self.clients)].to(device)[:, None, None] + position.clamp(min=0)
+        weight = (position >= 0).to(self.network.dtype)
+        return rows[at], weight if weights is None else weight * weights[at].to(weight)

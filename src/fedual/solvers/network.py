@@ -6,6 +6,7 @@ buffers stay as they are, the same for every client.
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,7 @@ class Network:
                 )
         self.model.requires_grad_(False)
         self._shapes: dict[torch.Size, list[torch.Size]] = {}
+        self.tapes: dict[Any, Any] = {}  # of `fedual.solvers.graphs`: they live as long as the network
 
     @property
     def device(self) -> torch.device:

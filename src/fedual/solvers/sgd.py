@@ -67,7 +67,8 @@ class SGD(Stepper):
         self.check(problem.family)
         offset, slope = quadratic(problem)
         mean = start_mean(problem)
-        inner = {"mean": mean, "offset": offset, "slope": slope, "first": torch.zeros_like(mean)}
+        lr = mean.new_full((len(mean), 1), self.lr)
+        inner = {"mean": mean, "offset": offset, "slope": slope, "lr": lr, "first": torch.zeros_like(mean)}
         if self.optimiser == "adam":
             inner |= {"second": torch.zeros_like(mean), "steps": mean.new_zeros(len(mean), 1)}
         return inner
@@ -82,13 +83,13 @@ class SGD(Stepper):
             gradient = gradient + self.weight_decay * mean
         if self.optimiser == "sgd":
             first = self.momentum * inner["first"] + gradient
-            return {**inner, "mean": mean - self.lr * first, "first": first}
+            return {**inner, "mean": mean - inner["lr"] * first, "first": first}
         steps = inner["steps"] + 1
         first = torch.lerp(gradient, inner["first"], self.beta1)
         second = self.beta2 * inner["second"] + (1 - self.beta2) * gradient**2
         spread = (second / (1 - self.beta2**steps)).sqrt() + self.eps
         direction = first / (1 - self.beta1**steps) / spread
-        return {**inner, "mean": mean - self.lr * direction, "first": first, "second": second, "steps": steps}
+        return {**inner, "mean": mean - inner["lr"] * direction, "first": first, "second": second, "steps": steps}
 
     def end(self, problem: Subproblem, inner: Inner) -> Solution:
         """λ_k = S m_k."""

@@ -12,6 +12,7 @@ order of things.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, cast
 
@@ -21,25 +22,34 @@ from torch import Tensor
 from fedual.admm import Carry, Solution, Subproblem, num_examples
 from fedual.errors import InputError
 from fedual.families import Diagonal, Family, FixedPrecision, Gaussian, Isotropic
+from fedual.solvers import fused
+from fedual.solvers.draws import counted
+from fedual.solvers.fused import Inner
 
-Inner = dict[str, Tensor]
-"""A stepper's variables within a round, each with a leading client axis."""
 
-
-class Batches(Protocol):
-    """Losses that are seen one minibatch at a time; `fedual.solvers.minibatches` makes them from networks."""
+class Gradients(Protocol):
+    """What a step needs to know of the losses."""
 
     @property
-    def steps(self) -> list[int]:
-        """How many steps each client takes in this round."""
+    def compile(self) -> bool:
+        """Whether the elementwise work of a step is compiled."""
         ...
 
     def noise(self, step: int, sample: int, like: Tensor) -> Tensor:
         """Standard-normal noise for the means `like` `(n, P)` of the first n clients: `(1, P)` or `(n, P)`."""
         ...
 
-    def gradient(self, theta: Tensor, step: int) -> Tensor:
-        """∇ of the minibatch mean of the loss at θ `(n, P)` for the first n clients, `(n, P)`."""
+    def gradient(self, theta: Tensor, step: int, out: Tensor | None = None) -> Tensor:
+        """∇ of the minibatch mean of the loss at θ `(n, P)` for the first n clients, `(n, P)`, in `out` if given."""
+        ...
+
+
+class Batches(Gradients, Protocol):
+    """Losses that are seen one minibatch at a time; `fedual.solvers.minibatches` makes them from networks."""
+
+    @property
+    def steps(self) -> list[int]:
+        """How many steps each client takes in this round."""
         ...
 
     def curvature(self, theta: Tensor) -> Tensor:
@@ -100,23 +110,83 @@ class Stepper(ABC):
 def descend(stepper: Stepper, problem: Subproblem) -> Inner:
     """Run every client for its own number of steps.
 
-    Clients are sorted by that number, so that those still at work are always the first n: finished ones drop out of
-    the batch and keep what they have.
+    Clients are sorted by that number, so that those still at work are always the first n: the variables of the others
+    stay what they are.
     """
     order = torch.tensor(problem.losses.steps).argsort(descending=True, stable=True)
     problem = problem.select(order.to(problem.eta.device))
-    inner, steps = stepper.begin(problem), problem.losses.steps
-    done = {name: torch.empty_like(value) for name, value in inner.items()}
-    for step in range(steps[0]):
-        at_work = sum(step < number for number in steps)
-        inner = _retire(inner, done, at_work)
-        inner = stepper.update(inner, *estimate(stepper, problem.losses, inner, step))
-    _retire(inner, done, 0)
+    losses, inner = problem.losses, stepper.begin(problem)
+    if losses.compile and counted(inner["mean"].device):
+        from fedual.solvers import graphs
+
+        inner = graphs.descend(stepper, losses, inner)
+    else:
+        _walk(stepper, losses, inner)
     back = order.argsort().to(problem.eta.device)
-    return {name: value[back] for name, value in done.items()}
+    return {name: value[back] for name, value in inner.items()}
 
 
-def estimate(stepper: Stepper, losses: Batches, inner: Inner, step: int) -> tuple[Tensor, Tensor | None]:
+def segments(steps: list[int]) -> Iterator[tuple[int, range]]:
+    """(n, the steps that the first n clients take), from numbers of steps that do not increase."""
+    for n in range(len(steps), 0, -1):
+        first = steps[n] if n < len(steps) else 0
+        if first < steps[n - 1]:
+            yield n, range(first, steps[n - 1])
+
+
+def _walk(stepper: Stepper, losses: Batches, inner: Inner) -> None:
+    """Step after step, in place; with one sample a step, noise is drawn a step ahead."""
+    mean, last = inner["mean"], losses.steps[0] - 1
+    found = torch.empty_like(mean)
+    noise = theta = ahead = None
+    if stepper.draws == 1:
+        noise = losses.noise(0, 0, mean)
+        theta = stepper.place(inner, noise)
+    for n, steps in segments(losses.steps):
+        mine = {name: value[:n] for name, value in inner.items()}
+        for step in steps:
+            if noise is not None:
+                ahead = losses.noise(step + 1, 0, mine["mean"]) if step < last else noise
+            take(stepper, losses, mine, step, found[:n], noise, ahead, theta)
+            noise = ahead
+
+
+def take(
+    stepper: Stepper,
+    losses: Gradients,
+    inner: Inner,
+    step: int,
+    found: Tensor,
+    noise: Tensor | None,
+    ahead: Tensor | None,
+    theta: Tensor | None,
+) -> None:
+    """One step of the first n clients, in place.
+
+    With one sample a step, one pass over memory moves q and says where the next gradient is taken.
+
+    Args:
+        stepper: What to do.
+        losses: Where gradients come from.
+        inner: The variables of the n clients.
+        step: Its number.
+        found: Memory for a gradient, `(n, P)`.
+        noise: ε of this step, if it takes one sample.
+        ahead: ε of the next one.
+        theta: θ of this step, which becomes that of the next.
+    """
+    advance = fused.compiled if losses.compile else fused.advance
+    n = len(found)
+    if stepper.draws > 1:
+        advance(stepper, inner, *estimate(stepper, losses, inner, step))
+    elif noise is None or ahead is None or theta is None:
+        advance(stepper, inner, losses.gradient(inner["mean"], step, found))
+    else:
+        gradient = losses.gradient(theta[:n], step, found)
+        advance(stepper, inner, gradient, None, noise[:n], ahead[:n], theta[:n])
+
+
+def estimate(stepper: Stepper, losses: Gradients, inner: Inner, step: int) -> tuple[Tensor, Tensor | None]:
     """ĝ and ĝ·ε, averaged over the stepper's samples."""
     mean = inner["mean"]
     if stepper.draws == 0:
@@ -153,10 +223,3 @@ def start_mean(problem: Subproblem) -> Tensor:
     """m_g for every client, or the network's initialisation while the server sits at the prior, `(K, P)`."""
     mean = cast(Gaussian, problem.family).mean(problem.lam_g) if problem.start is None else problem.start
     return mean.expand(len(problem.eta), -1).clone()
-
-
-def _retire(inner: Inner, done: Inner, at_work: int) -> Inner:
-    """Put the variables of clients that have finished away."""
-    for name, value in inner.items():
-        done[name][at_work : len(value)] = value[at_work:]
-    return {name: value[:at_work] for name, value in inner.items()}

@@ -1,0 +1,148 @@
+"""A step of many clients as a CUDA graph: recorded once, replayed for every step of every round.
+
+A step of a small network is some forty kernels of a few microseconds each, and Python needs longer to launch them than
+the GPU to run them. A `Tape` therefore holds all that a step reads and writes at fixed places on the GPU, the number
+of the step included; a round copies its tables in, replays, and copies the result out. Clients that have finished are
+left out a few at a time: there is one graph for each of a handful of numbers of clients.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from fedual.solvers import counters
+from fedual.solvers.fused import Inner
+from fedual.solvers.minibatches import Batch, Minibatches
+from fedual.solvers.stochastic import Stepper, segments, take
+
+SHRINK = 0.8
+"""A graph for n clients serves down to about 0.8 n of them."""
+
+
+def descend(stepper: Stepper, losses: Minibatches, inner: Inner) -> Inner:
+    """Run the clients of `losses`, those with most steps first, from their variables `inner`."""
+    tapes = losses.network.tapes
+    key = (replace(stepper, lr=1.0), len(losses), losses.batch_size, losses.draws, losses.longest)
+    if key not in tapes:
+        tapes[key] = Tape(stepper, losses, inner)
+    return tapes[key].run(losses, inner)
+
+
+class Tape:
+    """The variables of K clients at fixed places, and the graphs that move them."""
+
+    compile = True  # the protocol `Gradients`, at the step that is being recorded
+
+    def __init__(self, stepper: Stepper, losses: Minibatches, inner: Inner):
+        mean, clients = inner["mean"], len(losses)
+        self.stepper, self.losses = stepper, losses
+        self.inner = {name: value.clone() for name, value in inner.items()}
+        self.found = torch.empty_like(mean)
+        index, weight = losses.plan
+        shape = (clients, losses.longest, losses.batch_size)
+        self.index, self.weight = index.new_zeros(shape), weight.new_zeros(shape)
+        whole = lambda *values: torch.tensor(values, device=mean.device)
+        self.steps = whole(0, 1)  # this step and the next
+        self.clients = whole(*range(clients))
+        self.noise_key, self.dropout_key = whole(0), whole(0)
+        self.noise_rows = self.clients if losses.draws.noise == "independent" else whole(0)
+        self.noise_now = mean.new_zeros(len(self.noise_rows), mean.shape[-1]) if stepper.draws == 1 else None
+        self.theta = torch.empty_like(mean) if stepper.draws == 1 else None
+        self.pool = torch.cuda.graph_pool_handle()
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        # convolutions with weights of their own are faster one client after the other, side by side on the GPU
+        apart = any(isinstance(module, nn.modules.conv._ConvNd) for module in losses.network.model.modules())
+        self.streams = [torch.cuda.Stream(mean.device) for _ in range(clients)] if apart else []
+
+    def run(self, losses: Minibatches, inner: Inner) -> Inner:
+        """One round."""
+        lanes = [(self._lanes(n), n, steps) for n, steps in segments(losses.steps)]
+        for width, _, _ in lanes:
+            if width not in self.graphs:
+                self.graphs[width] = self._record(width)
+        self._load(losses, inner)
+        done = {name: torch.empty_like(value) for name, value in self.inner.items()}
+        below = [n for _, n, _ in lanes[1:]] + [0]
+        for (width, n, steps), left in zip(lanes, below, strict=True):
+            for _ in steps:
+                self.graphs[width].replay()
+            for name, value in self.inner.items():  # of those that finish here
+                done[name][left:n] = value[left:n]
+        return done
+
+    def noise(self, step: int, sample: int, like: Tensor) -> Tensor:
+        """ε, `step` steps from now."""
+        rows = self.noise_rows[: len(like)]
+        out = like.new_empty(len(rows), like.shape[-1])
+        return counters.normal(out, self.noise_key, self.steps[step : step + 1], rows, sample)
+
+    def gradient(self, theta: Tensor, step: int, out: Tensor | None = None) -> Tensor:
+        """∇ of the minibatch mean of the first n clients, `step` steps from now."""
+        out = torch.empty_like(theta) if out is None else out
+        n, now = len(theta), self.steps[step : step + 1]
+        batch = self.losses.rows(*(table[:n].index_select(1, now)[:, 0] for table in (self.index, self.weight)))
+        uniforms: list[Tensor] = []
+        if size := sum(shape.numel() for shape in self.losses.dropout_shapes):
+            flat = counters.uniform(theta.new_empty(n, size), self.dropout_key, now, self.clients[:n])
+            uniforms = self.losses.masks(flat)
+        for rows in self._side_by_side(n):
+            part = Batch(*(value[rows] for value in batch))
+            self.losses.differentiate(theta[rows], part, [uniform[rows] for uniform in uniforms], out[rows])
+        return out
+
+    def _side_by_side(self, n: int) -> Iterator[slice]:
+        """All n clients; or one at a time, each in a branch of the graph of its own."""
+        if not self.streams:
+            yield slice(n)
+            return
+        here = torch.cuda.current_stream()
+        for client, side in enumerate(self.streams[:n]):
+            side.wait_stream(here)
+            with torch.cuda.stream(side):
+                yield slice(client, client + 1)
+        for side in self.streams[:n]:
+            here.wait_stream(side)
+
+    def _lanes(self, n: int) -> int:
+        """The width of the graph for n clients."""
+        width = len(self.clients)
+        while (narrower := min(width - 1, int(width * SHRINK))) >= n:
+            width = narrower
+        return width
+
+    def _load(self, losses: Minibatches, inner: Inner) -> None:
+        """Put a round's variables and tables in place."""
+        for name, value in inner.items():
+            self.inner[name].copy_(value)
+        for table, own in zip((self.index, self.weight), losses.plan, strict=True):
+            table[:, : own.shape[1]].copy_(own)
+        self.clients.copy_(torch.tensor(losses.clients))
+        self.noise_key.fill_(losses.draws.noise_key(losses.round))
+        self.dropout_key.fill_(losses.draws.dropout_key(losses.round))
+        self.steps.copy_(torch.tensor([0, 1]))
+        if self.noise_now is not None and self.theta is not None:
+            self.noise_now.copy_(self.noise(0, 0, self.inner["mean"]))
+            self.theta.copy_(self.stepper.place(self.inner, self.noise_now))
+
+    def _record(self, n: int) -> torch.cuda.CUDAGraph:
+        """The graph of one step of the first n clients."""
+        self._load(self.losses, self.inner)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._step(n)  # compiles, and lets the libraries choose their algorithms
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            self._step(n)
+        return graph
+
+    def _step(self, n: int) -> None:
+        mine = {name: value[:n] for name, value in self.inner.items()}
+        ahead = None if self.noise_now is None else self.noise(1, 0, mine["mean"])
+        take(self.stepper, self, mine, 0, self.found[:n], self.noise_now, ahead, self.theta)
+        if self.noise_now is not None and ahead is not None:
+            self.noise_now[: len(ahead)].copy_(ahead)
+        self.steps.add_(1)

@@ -1,0 +1,103 @@
+"""Linear layers of many clients, whose gradients are written straight into ∇θ.
+
+Under `vmap` a linear layer of n clients is a batched product, y_k = x_k W_kᵀ + b_k. Left to itself, autograd transposes
+the gradient of W into a tensor of its own, and joining these in ∇θ `(n, P)` copies it once more. Here the product
+∇W_k = (∂y_k)ᵀ x_k is written where θ has W_k, which saves four passes over a memory of n networks in every step.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.func import vmap
+from torch.overrides import TorchFunctionMode
+
+
+class Slot:
+    """The place `(n, *shape)` in ∇θ of one parameter of n clients; the first gradient overwrites what is there."""
+
+    def __init__(self, place: Tensor):
+        self.place, self.written = place, False
+
+    def add(self, gradient: Tensor) -> None:
+        """Add a gradient `(n, *shape)`."""
+        (self.place.add_ if self.written else self.place.copy_)(gradient)
+        self.written = True
+
+    def finish(self, rest: Tensor | None) -> None:
+        """Add what autograd found itself; a parameter without any gradient gets zero."""
+        if rest is not None:
+            self.add(rest)
+        elif not self.written:
+            self.place.zero_()
+
+    def add_product(self, a: Tensor, b: Tensor) -> None:
+        """Add a_k b_k for a weight."""
+        torch.baddbmm(self.place, a, b, beta=int(self.written), out=self.place)
+        self.written = True
+
+
+class Stacked(TorchFunctionMode):
+    """Lets linear layers of the network's own parameters write their gradients into slots.
+
+    Args:
+        parts: A client's parameters by name, as the function under `vmap` sees them.
+        slots: The places of their gradients.
+    """
+
+    def __init__(self, parts: Mapping[str, Tensor], slots: Mapping[str, Slot]):
+        self.slots = {id(part): slots[name] for name, part in parts.items()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            x, weight, bias = _arguments(*args, **(kwargs or {}))
+            own = [self.slots.get(id(part)) for part in (weight, bias) if part is not None]
+            if x.dim() > 1 and None not in own:
+                return _Linear.apply(x, weight, bias, *own)
+        return func(*args, **(kwargs or {}))
+
+
+def _arguments(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    return input, weight, bias
+
+
+class _Linear(Function):
+    """One client's layer, x `(B, …, I)`, which `vmap` turns into that of all."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *slots: Slot) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        x, weight, bias, *slots = args
+        if None in in_dims[: 2 + len(slots) - 1]:  # a vmap within the model
+            return vmap(F.linear, in_dims[:3])(x, weight, bias), 0
+        x = x.movedim(in_dims[0], 0)
+        y = _Product.apply(x.flatten(1, -2), weight.movedim(in_dims[1], 0), bias, *slots)
+        return y.unflatten(1, x.shape[1:-1]), 0
+
+
+class _Product(Function):
+    """y_k = x_k W_kᵀ + b_k: x `(n, B, I)`, W `(n, O, I)`, b `(n, O)`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *slots: Slot) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.slots = slots
+        return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias[:, None], x, weight.mT)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        ctx.slots[0].add_product(grad.mT, x)
+        if len(ctx.slots) > 1:
+            ctx.slots[1].add(grad.sum(1))
+        return (torch.bmm(grad, weight) if ctx.needs_input_grad[0] else None, None, None, *(None for _ in ctx.slots))
