@@ -20,7 +20,7 @@ lint: .venv/.dev
 docs: .venv/.dev  ## the documentation site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: .venv/.dev  ## speed, as ratios in one run
+bench: .venv/.bench  ## speed against a plain loop and against Flower, as ratios in one run
 	$(BIN)/python -m bench
 
 clean:
@@ -35,4 +35,8 @@ clean:
 
 .venv/.dev: .venv/bin/python pyproject.toml requirements.lock
 	$(PIP) --constraint requirements.lock --editable '.[dev]' ivon-opt  # GPL: an oracle of the tests alone
+	touch $@
+
+.venv/.bench: .venv/.dev
+	$(PIP) --constraint requirements.lock --editable '.[bench]'
 	touch $@

@@ -1,74 +1,81 @@
-"""Speed as ratios in one run: all clients stacked against one client after the other, the same rounds.
+"""Speed on this CPU, as ratios in one run: `make bench`, or `python -m bench [--quick] [--out FILE]`.
 
-Claim: a leading client axis costs less than a loop. Problem: logistic regression, 20 clients of 40 examples, 10
-parameters, two rounds, median of three repeats. Floor: both do the same arithmetic; the loop pays the overhead of
-every tensor operation 20 times.
+Exit code 1 where a claim fails.
 """
 
-import statistics
-import time
+import argparse
+import datetime
+import json
+import platform
+import sys
+from pathlib import Path
 
 import torch
 
-from fedual import methods
-from fedual.admm import Solution, Solver, init, step
-from fedual.families import Full, GaussHermite, Isotropic
-from fedual.solvers import VON, Linear, Point
-
-CLIENTS, SIZE, DIM, ROUNDS, REPEATS = 20, 40, 10, 2, 3
+from bench import algebra, ceilings
+from bench.rounds import CLAIMS, compare, show, verdict
+from bench.work import SCENARIO, SEED, make
+from fedual.runs.provenance import environment
 
 
-class OneByOne:
-    """The same solver, called for each client alone."""
-
-    def __init__(self, solver: Solver):
-        self.solver = solver
-        self.init = solver.init
-
-    def __call__(self, problem):
-        """Solve Eq. 15, client by client."""
-        parts = []
-        for k in range(len(problem.eta)):
-            parts.append(self.solver(problem.select(slice(k, k + 1))).lam)
-        return Solution(torch.cat(parts), problem.carry)
+def cpu() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def seconds(method, prior, losses) -> float:
-    times = []
-    for _ in range(REPEATS):
-        state, began = init(method, prior, CLIENTS), time.perf_counter()
-        for _ in range(ROUNDS):
-            state, _ = step(method, state, losses)
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
-
-
-def main() -> None:
-    torch.set_default_dtype(torch.float64)
-    generator = torch.Generator().manual_seed(0)
-    truth, clients = torch.randn(DIM, generator=generator), []
-    for _ in range(CLIENTS):
-        x = torch.randn(SIZE, DIM, generator=generator)
-        clients.append((x, (torch.rand(SIZE, generator=generator) < torch.sigmoid(x @ truth)).double()))
-    losses = Linear.from_clients("binomial", clients)
-    print(f"{CLIENTS} clients, {ROUNDS} rounds, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    for name, make, prior in (
-        (
-            "admm, Newton",
-            lambda solver: methods.admm(1.0, solver=solver or Point()),
-            Isotropic(1.0).natural(torch.zeros(DIM)),
-        ),
-        (
-            "newton_admm, VON",
-            lambda solver: methods.newton_admm(1.0, solver=solver or VON(GaussHermite(20))),
-            Full().natural(torch.zeros(DIM), 1.0),
-        ),
-    ):
-        stacked = seconds(make(None), prior, losses)
-        alone = seconds(make(OneByOne(make(None).solver)), prior, losses)
-        verdict = "ok" if alone > stacked else "SLOWER"
-        print(f"{name:18} stacked {stacked:6.3f} s, one by one {alone:6.3f} s: {alone / stacked:5.1f}×  {verdict}")
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Speed on this CPU, as ratios in one run.")
+    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    parser.add_argument(
+        "--quick", action="store_true", help="5 clients, 1 epoch, 1 repeat: whether it runs, no figures"
+    )
+    told = parser.parse_args()
+    torch.manual_seed(SEED)
+    work, repeats = (make(1).first(5), 1) if told.quick else (make(10), 3)
+    print(
+        f"{cpu()}, {torch.get_num_threads()} threads, torch {torch.__version__}, {SCENARIO} ({work.data}), seed {SEED}"
+    )
+    rates = ceilings.measure()
+    floor = ceilings.floor(work, rates)
+    tables = {}
+    for claim in CLAIMS:
+        tables[claim.method] = compare(work, claim.method, repeats)
+        show(work, claim.method, tables[claim.method])
+    print(
+        f"\nfloor of IVON: {floor['MFLOP']:.0f} MFLOP at {rates.flops / 1e9:.0f} GFLOP/s and {ceilings.PASSES} passes "
+        f"over {floor['MB']:.2f} MB at {rates.bandwidth / 1e9:.0f} GB/s: {floor['ms a client step']:.3f} ms a client "
+        f"step, {floor['ms a client step'] * work.steps / 1e3:.2f} s a round\n"
+    )
+    verdicts = [verdict(claim, tables[claim.method]) for claim in CLAIMS if claim.other in tables[claim.method]]
+    if told.out:
+        record = {
+            "scenario": SCENARIO,
+            "data": work.data,
+            "seed": SEED,
+            "clients": len(work.clients),
+            "epochs": work.epochs,
+            "repeats": repeats,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "cpu": cpu(),
+            "environment": environment(),
+            "ceilings": rates._asdict(),
+            "floor": floor,
+            "rounds": tables,
+            "verdicts": verdicts,
+        }
+        told.out.parent.mkdir(parents=True, exist_ok=True)
+        told.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    if told.quick:
+        print("--quick: it runs; this is too little work for a verdict")
+        return 0
+    stacked = algebra.main()
+    print("", *(found["line"] for found in verdicts), sep="\n")
+    return 0 if stacked and all(found["ok"] for found in verdicts) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
