@@ -40,7 +40,8 @@ def rounds(work: Work, number: int) -> Generator[float]:
     command = [sys.executable, "-c", "from bench.flower import simulate; simulate()", *told]
     folders = tempfile.TemporaryDirectory(prefix="flwr", ignore_cleanup_errors=True)  # Ray may still be ending
     with folders as folder, tempfile.TemporaryFile("w+") as log:
-        env = {**os.environ, **SETTINGS, "FLWR_HOME": folder, "RAY_TMPDIR": folder, "PYTHONPATH": str(root)}
+        path = os.pathsep.join([str(root), *filter(None, sys.path)])  # the workers import what this process does
+        env = {**os.environ, **SETTINGS, "FLWR_HOME": folder, "RAY_TMPDIR": folder, "PYTHONPATH": path}
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True, cwd=root, env=env)
         assert process.stdin
