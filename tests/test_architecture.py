@@ -13,7 +13,7 @@ FLOORS = [
     {"families"},
     {"admm", "duals", "servers", "solvers"},
     {"methods", "models", "data"},
-    {"simulate", "evaluate", "posterior", "runs", "trackers", "flower", "glm", "training"},
+    {"simulate", "evaluate", "posterior", "runs", "trackers", "flower", "glm", "training", "scaling"},
     {"cli", "report", "figures", "experiments"},
 ]
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
