@@ -179,10 +179,13 @@ def fit(
     callbacks = [*callbacks, *([Folder(run, resume)] if path else [])]  # the last one sees `stop`
     for callback in callbacks:
         callback(run, None)
-    for record in rounds_of(run, test):
-        run.history.append(record)
-        for callback in callbacks:
-            callback(run, record)
+    try:
+        for record in rounds_of(run, test):
+            run.history.append(record)
+            for callback in callbacks:
+                callback(run, record)
+    finally:
+        network.tapes.clear()  # the posterior keeps the network
     if path:
         run.posterior.save(path / "posterior.safetensors")
     return run

@@ -46,11 +46,12 @@ def rehearse(losses: Minibatches, curvature: bool) -> None:
         losses: What will be trained.
         curvature: Whether the Gauss–Newton matrix will be needed, too.
     """
-    theta = losses.network.initial()[None]
+    twice = losses[torch.tensor([0, 0])]
+    theta = losses.network.initial().expand(2, -1)
     try:
-        losses[:1].gradient(theta, 0)
+        twice.gradient(theta, 0)
         if curvature:
-            losses[:1].curvature(theta)
+            twice.curvature(theta)
     except FAILURES as error:
         reason = str(error).splitlines()[0]
         raise InputError(

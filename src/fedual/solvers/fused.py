@@ -4,7 +4,11 @@ Left to PyTorch's operations, IVON's update walks some forty times over tensors 
 Compiled, it reads ĝ, m, h, g, A and B once, and writes m, h, g and the next θ: ten passes, which memory bounds.
 """
 
+import itertools
 import logging
+from collections.abc import Callable
+from functools import cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -45,24 +49,38 @@ def advance(
         theta.copy_(stepper.place(moved, ahead))
 
 
-class Compiled:
-    """`advance`, compiled at the first call; where that fails, it says so once and goes on without."""
+@cache
+def compiled(stepper: Any) -> Callable[..., None]:
+    """`advance`, compiled for steppers of these settings; where that fails it says so once, and runs as it is.
 
-    def __init__(self):
-        self.function: Any = None
+    `torch.compile` gives up on code that it had to compile too often. Each stepper therefore has a copy of its own,
+    which is compiled at most three times: for any number of clients, for one, and for narrower rows of noise.
+    """
+    code = advance.__code__.replace(co_name=f"advance_{next(_numbers)}")
+    copy = FunctionType(code, advance.__globals__, code.co_name, advance.__defaults__)
+    function = torch.compile(copy, dynamic=True, fullgraph=True)
 
-    def __call__(self, *args: Any) -> None:
-        """`advance`."""
-        if self.function is not None:
-            return self.function(*args)
+    def attempt(*args: Any) -> None:
+        nonlocal function
         try:
-            self.function = torch.compile(advance, dynamic=True, fullgraph=True)
-            return self.function(*args)
+            function(*args)
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            logger.warning("fedual could not compile its update (%s): it trains without, more slowly.", reason)
-            self.function = advance
-            return self.function(*args)
+            if function is advance:
+                raise
+            reason = (str(error).splitlines() or [""])[0]
+            logger.warning("Training goes on without compiled code, slower: %s (%s)", type(error).__name__, reason)
+            function = advance
+            function(*args)
+
+    return attempt
 
 
-compiled = Compiled()
+_numbers = itertools.count()
+
+
+def window(value: Tensor, n: int) -> Tensor:
+    """The first n rows, as a tensor that does not know it is part of another: views are compiled anew each."""
+    rows = value[:n]
+    return torch.empty(0, dtype=value.dtype, device=value.device).set_(
+        rows.untyped_storage(), rows.storage_offset(), rows.shape, rows.stride()
+    )

@@ -6,14 +6,15 @@ of the step included; a round copies its tables in, replays, and copies the resu
 left out a few at a time: there is one graph for each of a handful of numbers of clients.
 """
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from fedual.solvers import counters
-from fedual.solvers.fused import Inner
+from fedual.solvers import counters, fused
+from fedual.solvers.fused import Inner, window
 from fedual.solvers.minibatches import Batch, Minibatches
 from fedual.solvers.stochastic import Stepper, segments, take
 
@@ -33,13 +34,12 @@ def descend(stepper: Stepper, losses: Minibatches, inner: Inner) -> Inner:
 class Tape:
     """The variables of K clients at fixed places, and the graphs that move them."""
 
-    compile = True  # the protocol `Gradients`, at the step that is being recorded
-
     def __init__(self, stepper: Stepper, losses: Minibatches, inner: Inner):
         mean, clients = inner["mean"], len(losses)
         self.stepper, self.losses = stepper, losses
+        self.advance = fused.compiled(replace(stepper, lr=1.0))
         self.inner = {name: value.clone() for name, value in inner.items()}
-        self.found = torch.empty_like(mean)
+        self.memory = {"found": torch.empty_like(mean)}
         index, weight = losses.plan
         shape = (clients, losses.longest, losses.batch_size)
         self.index, self.weight = index.new_zeros(shape), weight.new_zeros(shape)
@@ -49,7 +49,8 @@ class Tape:
         self.noise_key, self.dropout_key = whole(0), whole(0)
         self.noise_rows = self.clients if losses.draws.noise == "independent" else whole(0)
         self.noise_now = mean.new_zeros(len(self.noise_rows), mean.shape[-1]) if stepper.draws == 1 else None
-        self.theta = torch.empty_like(mean) if stepper.draws == 1 else None
+        if stepper.draws == 1:
+            self.memory["theta"] = torch.empty_like(mean)
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         # convolutions with weights of their own are faster one client after the other, side by side on the GPU
@@ -68,7 +69,7 @@ class Tape:
         for (width, n, steps), left in zip(lanes, below, strict=True):
             for _ in steps:
                 self.graphs[width].replay()
-            for name, value in self.inner.items():  # of those that finish here
+            for name, value in self.inner.items():  # those of clients that finish here
                 done[name][left:n] = value[left:n]
         return done
 
@@ -122,9 +123,9 @@ class Tape:
         self.noise_key.fill_(losses.draws.noise_key(losses.round))
         self.dropout_key.fill_(losses.draws.dropout_key(losses.round))
         self.steps.copy_(torch.tensor([0, 1]))
-        if self.noise_now is not None and self.theta is not None:
+        if self.noise_now is not None:
             self.noise_now.copy_(self.noise(0, 0, self.inner["mean"]))
-            self.theta.copy_(self.stepper.place(self.inner, self.noise_now))
+            self.memory["theta"].copy_(self.stepper.place(self.inner, self.noise_now))
 
     def _record(self, n: int) -> torch.cuda.CUDAGraph:
         """The graph of one step of the first n clients."""
@@ -135,14 +136,17 @@ class Tape:
             self._step(n)  # compiles, and lets the libraries choose their algorithms
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
+        gc.collect()  # what is freed while a graph is recorded spoils it
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             self._step(n)
         return graph
 
     def _step(self, n: int) -> None:
-        mine = {name: value[:n] for name, value in self.inner.items()}
-        ahead = None if self.noise_now is None else self.noise(1, 0, mine["mean"])
-        take(self.stepper, self, mine, 0, self.found[:n], self.noise_now, ahead, self.theta)
-        if self.noise_now is not None and ahead is not None:
-            self.noise_now[: len(ahead)].copy_(ahead)
+        mine, memory = ({name: window(value, n) for name, value in all.items()} for all in (self.inner, self.memory))
+        now = ahead = None
+        if self.noise_now is not None:
+            now, ahead = window(self.noise_now, n), self.noise(1, 0, mine["mean"])
+        take(self.stepper, self, self.advance, mine, memory, 0, now, ahead)
+        if now is not None and ahead is not None:
+            now.copy_(ahead)
         self.steps.add_(1)

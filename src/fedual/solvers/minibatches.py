@@ -6,7 +6,7 @@ w the loss is ℓ_k = Σ_i w_i ℓ_i, N_k is replaced by Σ_i w_i, and a batch e
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -23,6 +23,10 @@ from fedual.solvers.curvature import ggn_diagonal
 from fedual.solvers.draws import Draws
 from fedual.solvers.network import Network
 from fedual.solvers.stacked import Slot, Stacked
+
+
+KEPT = 2**27
+"""Bytes of noise that a round keeps for the next chunk of clients, where all share it."""
 
 
 class Batch(NamedTuple):
@@ -62,6 +66,7 @@ class Minibatches:
     compile: bool = False
     round: int = 0
     ids: tuple[int, ...] | None = None
+    kept: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self):
         for name in ("batch_size", "local_epochs", "local_steps"):
@@ -80,7 +85,9 @@ class Minibatches:
 
     def __getitem__(self, clients: Any) -> "Minibatches":
         clients = clients.cpu() if isinstance(clients, Tensor) else clients
-        return replace(self, ids=tuple(torch.tensor(self.clients)[clients].reshape(-1).tolist()))
+        part = replace(self, ids=tuple(torch.tensor(self.clients)[clients].reshape(-1).tolist()))
+        object.__setattr__(part, "kept", self.kept)  # one round, one noise
+        return part
 
     def at(self, round: int) -> "Minibatches":
         """The losses of another round: the same data, other draws."""
@@ -116,7 +123,12 @@ class Minibatches:
 
     def noise(self, step: int, sample: int, like: Tensor) -> Tensor:
         """Standard-normal noise for the first n clients' means `(n, P)`."""
-        return self.draws.normal(self.round, step, sample, list(self.clients[: len(like)]), like)
+        if (step, sample) in self.kept:
+            return self.kept[step, sample]
+        noise = self.draws.normal(self.round, step, sample, list(self.clients[: len(like)]), like)
+        if self.draws.noise != "independent" and noise.nbytes * len(self.kept) < KEPT:
+            self.kept[step, sample] = noise
+        return noise
 
     def gradient(self, theta: Tensor, step: int, out: Tensor | None = None) -> Tensor:
         """∇ of the minibatch mean at θ `(n, P)` of the first n clients, written into `out` if given."""
@@ -130,8 +142,15 @@ class Minibatches:
         slots = {name: Slot(place) for name, place in self.network.split(out).items()}
         with torch.enable_grad():
             parts = {name: part.detach().requires_grad_() for name, part in self.network.split(theta).items()}
-            loss = vmap(partial(self._loss, slots))(parts, *batch, uniforms)
-            gradients = torch.autograd.grad(loss.sum(), list(parts.values()), allow_unused=True)
+            if len(theta) == 1:
+                mine = {name: part[0] for name, part in parts.items()}
+                x, y, weight = (value[0] for value in batch)
+                if x.is_cuda and x.dim() == 4:
+                    x = x.contiguous(memory_format=torch.channels_last)  # what convolutions on tensor cores want
+                loss = self._loss(slots, mine, x, y, weight, [uniform[0] for uniform in uniforms])
+            else:
+                loss = vmap(partial(self._loss, slots))(parts, *batch, uniforms).sum()
+            gradients = torch.autograd.grad(loss, list(parts.values()), allow_unused=True)
         for slot, gradient in zip(slots.values(), gradients, strict=True):
             slot.finish(gradient)
 

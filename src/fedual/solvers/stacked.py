@@ -5,7 +5,7 @@ the gradient of W into a tensor of its own, and joining these in ∇θ `(n, P)` 
 ∇W_k = (∂y_k)ᵀ x_k is written where θ has W_k, which saves four passes over a memory of n networks in every step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,20 +73,27 @@ class _Linear(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+        x, weight, _, *ctx.slots = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        _write(ctx.slots, x.flatten(0, -2)[None], grad.flatten(0, -2)[None])
+        return (grad @ weight if ctx.needs_input_grad[0] else None, None, None, *(None for _ in ctx.slots))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         x, weight, bias, *slots = args
-        if None in in_dims[: 2 + len(slots) - 1]:  # a vmap within the model
+        if None in in_dims[: 1 + len(slots)]:  # a vmap within the model
             return vmap(F.linear, in_dims[:3])(x, weight, bias), 0
         x = x.movedim(in_dims[0], 0)
-        y = _Product.apply(x.flatten(1, -2), weight.movedim(in_dims[1], 0), bias, *slots)
+        y = _Stack.apply(x.flatten(1, -2), weight, bias, *slots)
         return y.unflatten(1, x.shape[1:-1]), 0
 
 
-class _Product(Function):
-    """y_k = x_k W_kᵀ + b_k: x `(n, B, I)`, W `(n, O, I)`, b `(n, O)`."""
+class _Stack(Function):
+    """The layer of n clients, y_k = x_k W_kᵀ + b_k: x `(n, B, I)`, W `(n, O, I)`, b `(n, O)`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *slots: Slot) -> Tensor:
@@ -97,7 +104,12 @@ class _Product(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         x, weight = ctx.saved_tensors
-        ctx.slots[0].add_product(grad.mT, x)
-        if len(ctx.slots) > 1:
-            ctx.slots[1].add(grad.sum(1))
+        _write(ctx.slots, x, grad)
         return (torch.bmm(grad, weight) if ctx.needs_input_grad[0] else None, None, None, *(None for _ in ctx.slots))
+
+
+def _write(slots: Sequence[Slot], x: Tensor, grad: Tensor) -> None:
+    """∇W_k = (∂y_k)ᵀ x_k and ∇b_k = Σ_i ∂y_ki into their slots."""
+    slots[0].add_product(grad.mT, x)
+    if len(slots) > 1:
+        slots[1].add(grad.sum(1))

@@ -12,7 +12,7 @@ order of things.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, cast
 
@@ -24,16 +24,11 @@ from fedual.errors import InputError
 from fedual.families import Diagonal, Family, FixedPrecision, Gaussian, Isotropic
 from fedual.solvers import fused
 from fedual.solvers.draws import counted
-from fedual.solvers.fused import Inner
+from fedual.solvers.fused import Inner, window
 
 
 class Gradients(Protocol):
     """What a step needs to know of the losses."""
-
-    @property
-    def compile(self) -> bool:
-        """Whether the elementwise work of a step is compiled."""
-        ...
 
     def noise(self, step: int, sample: int, like: Tensor) -> Tensor:
         """Standard-normal noise for the means `like` `(n, P)` of the first n clients: `(1, P)` or `(n, P)`."""
@@ -46,6 +41,11 @@ class Gradients(Protocol):
 
 class Batches(Gradients, Protocol):
     """Losses that are seen one minibatch at a time; `fedual.solvers.minibatches` makes them from networks."""
+
+    @property
+    def compile(self) -> bool:
+        """Whether the elementwise work of a step is compiled."""
+        ...
 
     @property
     def steps(self) -> list[int]:
@@ -136,54 +136,54 @@ def segments(steps: list[int]) -> Iterator[tuple[int, range]]:
 
 def _walk(stepper: Stepper, losses: Batches, inner: Inner) -> None:
     """Step after step, in place; with one sample a step, noise is drawn a step ahead."""
-    mean, last = inner["mean"], losses.steps[0] - 1
-    found = torch.empty_like(mean)
-    noise = theta = ahead = None
+    advance = fused.compiled(replace(stepper, lr=1.0)) if losses.compile else fused.advance
+    work = {"found": torch.empty_like(inner["mean"])}
+    noise = ahead = None
     if stepper.draws == 1:
-        noise = losses.noise(0, 0, mean)
-        theta = stepper.place(inner, noise)
+        noise = losses.noise(0, 0, inner["mean"])
+        work["theta"] = stepper.place(inner, noise)
     for n, steps in segments(losses.steps):
-        mine = {name: value[:n] for name, value in inner.items()}
+        mine, memory = ({name: window(value, n) for name, value in all.items()} for all in (inner, work))
+        noise = None if noise is None else window(noise, n)
         for step in steps:
             if noise is not None:
-                ahead = losses.noise(step + 1, 0, mine["mean"]) if step < last else noise
-            take(stepper, losses, mine, step, found[:n], noise, ahead, theta)
+                ahead = losses.noise(step + 1, 0, mine["mean"]) if step + 1 < losses.steps[0] else noise.clone()
+            take(stepper, losses, advance, mine, memory, step, noise, ahead)
             noise = ahead
 
 
 def take(
     stepper: Stepper,
     losses: Gradients,
+    advance: Callable[..., None],
     inner: Inner,
+    memory: Inner,
     step: int,
-    found: Tensor,
     noise: Tensor | None,
     ahead: Tensor | None,
-    theta: Tensor | None,
 ) -> None:
-    """One step of the first n clients, in place.
+    """One step of n clients, in place.
 
     With one sample a step, one pass over memory moves q and says where the next gradient is taken.
 
     Args:
         stepper: What to do.
         losses: Where gradients come from.
-        inner: The variables of the n clients.
+        advance: `fedual.solvers.fused.advance`, compiled or not.
+        inner: The stepper's variables.
+        memory: `found` `(n, P)` for a gradient; `theta`, if a step takes one sample: where this step's gradient is
+            taken, and then where the next one's is.
         step: Its number.
-        found: Memory for a gradient, `(n, P)`.
         noise: ε of this step, if it takes one sample.
         ahead: ε of the next one.
-        theta: θ of this step, which becomes that of the next.
     """
-    advance = fused.compiled if losses.compile else fused.advance
-    n = len(found)
     if stepper.draws > 1:
         advance(stepper, inner, *estimate(stepper, losses, inner, step))
-    elif noise is None or ahead is None or theta is None:
-        advance(stepper, inner, losses.gradient(inner["mean"], step, found))
+    elif noise is None:
+        advance(stepper, inner, losses.gradient(inner["mean"], step, memory["found"]))
     else:
-        gradient = losses.gradient(theta[:n], step, found)
-        advance(stepper, inner, gradient, None, noise[:n], ahead[:n], theta[:n])
+        gradient = losses.gradient(memory["theta"], step, memory["found"])
+        advance(stepper, inner, gradient, None, noise, ahead, memory["theta"])
 
 
 def estimate(stepper: Stepper, losses: Gradients, inner: Inner, step: int) -> tuple[Tensor, Tensor | None]:
