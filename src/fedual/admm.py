@@ -196,6 +196,11 @@ class Update(NamedTuple):
     eta: Tensor
     carry: Carry
 
+    @property
+    def rows(self) -> Tensor | slice:
+        """What selects the clients that are ok: without a copy, if that is all of them."""
+        return slice(None) if self.ok.all() else self.ok
+
 
 class Info(NamedTuple):
     """What happened in a round; nothing here is carried on."""
@@ -282,19 +287,23 @@ def client_update(method: Method, problem: Subproblem) -> Update:
     """Lines 1 and 2; an update that leaves the domain is marked, and its client keeps what it had."""
     solution = method.solver(problem)
     ok = in_domain(method.family, solution.lam)
-    eta = torch.full_like(problem.eta, torch.nan)
-    eta[ok] = method.dual(problem.select(ok), solution.select(ok))
+    if ok.all():
+        eta = method.dual(problem, solution)
+    else:
+        eta = torch.full_like(problem.eta, torch.nan)
+        eta[ok] = method.dual(problem.select(ok), solution.select(ok))
     return Update(ok & eta.isfinite().all(-1).all(-1), solution.lam, eta, solution.carry)
 
 
 def total(method: Method, problem: Subproblem, update: Update, before: Tensor | None = None) -> Totals:
     """The sums that a stack of clients contributes; `before` are the λ_k that they had."""
-    ok = update.ok
-    weight = num_examples(problem.losses).to(update.lam) if method.server.weighted else update.lam.new_ones(len(ok))
+    ok = update.rows
+    weight = num_examples(problem.losses) if method.server.weighted else torch.ones(len(problem.losses))
+    weight = weight.to(update.lam)
     weighted_sum = lambda x: torch.einsum("k,k...->...", weight[ok], x[ok])
     gap = (update.lam[ok] - problem.lam_g).square().sum()
     return Totals(
-        int(ok.sum()),
+        int(update.ok.sum()),
         float(weight[ok].sum()),
         weighted_sum(update.lam),
         0.0 if before is None else weighted_sum(before),

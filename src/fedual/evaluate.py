@@ -106,6 +106,7 @@ def evaluate(
     samples: int = 32,
     seed: int = 0,
     batch_size: int = 2048,
+    record: bool = False,
 ) -> dict[str, float]:
     """The metrics of q_g on a test set.
 
@@ -125,6 +126,7 @@ def evaluate(
         samples: S; 0 leaves the figures under q_g out.
         seed: Of the draws.
         batch_size: How many examples go through the network at a time.
+        record: Replay CUDA graphs: for a test set that stays where it is, on a GPU.
 
     Raises:
         InputError: Arguments that do not fit together.
@@ -136,7 +138,7 @@ def evaluate(
         raise InputError(f"{len(x)} test inputs have {len(y)} labels: give one label to each input.")
     metrics = _METRICS.get(loss) if isinstance(loss, str) else None
     metrics = metrics or partial(_loss_metrics, criterion(loss))
-    figures = lambda thetas: metrics(forward(network, thetas, x, transform, batch_size), y.to(network.device))
+    figures = lambda thetas: metrics(forward(network, thetas, x, transform, batch_size, record), y.to(network.device))
     found = figures([family.mean(lam_g)])
     if is_point(family) or not require_count("samples", samples, 0):
         return found
@@ -159,24 +161,38 @@ def forward(
     x: Tensor,
     transform: Callable[[Tensor], Tensor],
     batch_size: int,
+    record: bool = False,
 ) -> Iterator[Tensor]:
-    """The outputs `(N, ...)` of one network θ `(P,)` after the other, `batch_size` examples at a time."""
+    """The outputs `(N, ...)` of one network θ `(P,)` after the other, `batch_size` examples at a time.
+
+    What it yields may be overwritten by the next. `record` replays the pass as CUDA graphs, which the network keeps.
+    """
     require_count("batch_size", batch_size, 1)
     if not len(x):
         raise InputError("There are no inputs (0 examples): give at least one.")
+    batches = x.split(batch_size)
+    if record:
+        from fedual.solvers import graphs
+
+        passes = [graphs.outputs(network, batch, transform) for batch in batches]
+    else:  # clones, because a model may write into its inputs
+        inputs = lambda batch: transform(batch.clone().to(network.device))
+        passes = [lambda theta, batch=batch: network(theta, inputs(batch)) for batch in batches]
+    nan = torch.zeros(len(x), dtype=torch.bool, device=network.device)
     for theta in thetas:
         if (theta.shape[-1], theta.dtype) != (network.dim, network.dtype):
             own, its = f"{theta.shape[-1]} parameters ({theta.dtype})", f"{network.dim} ({network.dtype})"
             raise InputError(f"q is over {own}, the network has {its}: make them the same.")
-        with torch.no_grad():  # clones, because a model may write into its inputs
-            parts = (transform(part.clone().to(network.device)) for part in x.split(batch_size))
-            outputs = torch.cat([network(theta, part) for part in parts])
-        if bad := int(outputs.isnan().reshape(len(x), -1).any(1).sum()):
-            raise DomainError(
-                f"The network's outputs are NaN for {bad} of {len(x)} examples: check the inputs and their scale, or "
-                "train with smaller steps."
-            )
+        with torch.no_grad():
+            found = [apply(theta) for apply in passes]
+            outputs = found[0] if len(found) == 1 else torch.cat(found)
+        nan |= outputs.isnan().reshape(len(x), -1).any(1)
         yield outputs
+    if bad := int(nan.sum()):  # once: to ask a GPU takes longer than a small network
+        raise DomainError(
+            f"The network's outputs are NaN for {bad} of {len(x)} examples: check the inputs and their scale, or "
+            "train with smaller steps."
+        )
 
 
 def class_predictive(outputs: Iterable[Tensor]) -> tuple[Tensor, Tensor]:

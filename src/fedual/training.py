@@ -17,7 +17,7 @@ from fedual.runs import RunDirectory
 from fedual.runs.run import ENGINES, Callback, Folder, Run
 from fedual.runs.run import rounds as rounds_of
 from fedual.simulate.arithmetic import Precision
-from fedual.simulate.state import Place, Schedule, begin, scheduled
+from fedual.simulate.state import Place, Schedule, begin, free_memory, scheduled
 from fedual.simulate.vectorised import choose_chunk, worth_compiling
 from fedual.solvers import Clients, Draws, Laplace, Minibatches, Network, Stepper
 from fedual.solvers.checks import check, rehearse
@@ -128,8 +128,12 @@ def fit(
     losses = Minibatches(
         network, data.to(network.device), loss, Draws(seed, noise, order), batch_size, local_epochs, local_steps, scale
     )
+    if data.x.numel() * network.dtype.itemsize < free_memory(network.device) // 8:
+        losses = replace(losses, prepared=losses.inputs(losses.data.x))
     test = None if test is None else materialise("The test set", test)
     check(losses, test)
+    if test is not None and test[0].nbytes < free_memory(network.device) // 8:
+        test = test[0].to(network.device), test[1].to(network.device)
     if engine == "vectorised":
         rehearse(losses, isinstance(method.solver, Laplace))
     path = None if out is None else Path(out)

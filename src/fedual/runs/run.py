@@ -20,10 +20,14 @@ from fedual.simulate.arithmetic import arithmetic
 from fedual.simulate.state import ServerState, scheduled
 from fedual.simulate.store import Store
 from fedual.solvers import Minibatches
+from fedual.solvers.draws import counted
 
 ENGINES = {"vectorised": vectorised.round, "sequential": sequential.round}
 LARGEST_NLL = 1e4
 """Nats an example: no network that is merely too sure of itself comes near; a run beyond it has diverged."""
+
+PASS = 2**23
+"""Numbers in the test inputs that a GPU evaluates at a time."""
 
 Record = dict[str, Any]
 Callback = Callable[["Run", Record | None], None]
@@ -114,7 +118,7 @@ def _facts(run: Run, info: Info, active: int) -> Record:
 
 def _evaluate(run: Run, server: ServerState, test: tuple[Tensor, Tensor]) -> Record:
     """The figures of q_g on the test set."""
-    losses = run.losses
+    losses, record = run.losses, run.losses.compile and counted(test[0].device)
     with arithmetic(losses.network.device, run.config["precision"]):
         found = evaluate(
             losses.network,
@@ -125,6 +129,8 @@ def _evaluate(run: Run, server: ServerState, test: tuple[Tensor, Tensor]) -> Rec
             loss=losses.loss,
             samples=run.config["samples"],
             seed=losses.draws.evaluation(server.round),
+            batch_size=max(1, PASS // test[0][0].numel()) if record else 2048,
+            record=record,
         )
     if not all(math.isfinite(value) for value in found.values()):
         raise DomainError("The figures on the test set are not finite: the network's outputs are too large.")

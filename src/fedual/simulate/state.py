@@ -95,7 +95,7 @@ def problem_of(method: Method, server: ServerState, losses: Minibatches, rows: R
 def rows_of(update: Update, names: tuple[str, ...]) -> Rows:
     """What clients whose update counts keep."""
     found = {"eta": update.eta, "lam": update.lam, **{f"solver.{name}": value for name, value in update.carry.items()}}
-    return {name: found[name][update.ok] for name in names}
+    return {name: found[name][update.rows] for name in names}
 
 
 def finish(

@@ -58,7 +58,7 @@ def compiled(stepper: Any) -> Callable[..., None]:
     """
     code = advance.__code__.replace(co_name=f"advance_{next(_numbers)}")
     copy = FunctionType(code, advance.__globals__, code.co_name, advance.__defaults__)
-    function = torch.compile(copy, dynamic=True, fullgraph=True)
+    function = torch.compile(copy, fullgraph=True)
 
     def attempt(*args: Any) -> None:
         nonlocal function
@@ -79,8 +79,17 @@ _numbers = itertools.count()
 
 
 def window(value: Tensor, n: int) -> Tensor:
-    """The first n rows, as a tensor that does not know it is part of another: views are compiled anew each."""
+    """The first n rows, for compiled code: a view of another tensor would be compiled anew for each n."""
+    import torch._dynamo  # takes a second: only for those who compile
+
     rows = value[:n]
-    return torch.empty(0, dtype=value.dtype, device=value.device).set_(
-        rows.untyped_storage(), rows.storage_offset(), rows.shape, rows.stride()
-    )
+    alone = torch.empty(0, dtype=value.dtype, device=value.device)
+    alone.set_(rows.untyped_storage(), rows.storage_offset(), rows.shape, rows.stride())
+    torch._dynamo.maybe_mark_dynamic(alone, 0)
+    return alone
+
+
+def aligned(like: Tensor) -> Tensor:
+    """Memory `(n, P)` whose rows begin at multiples of 128 bytes: tensor cores want matrices within θ aligned."""
+    columns = like.shape[-1]
+    return like.new_empty(len(like), columns + -columns % 32)[:, :columns]

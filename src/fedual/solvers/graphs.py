@@ -7,15 +7,17 @@ left out a few at a time: there is one graph for each of a handful of numbers of
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedual.solvers import counters, fused
-from fedual.solvers.fused import Inner, window
-from fedual.solvers.minibatches import Batch, Minibatches
+from fedual.solvers import counters, fused, single
+from fedual.solvers.fused import Inner, aligned, window
+from fedual.solvers.minibatches import Minibatches
+from fedual.solvers.network import Network
 from fedual.solvers.stochastic import Stepper, segments, take
 
 SHRINK = 0.8
@@ -31,6 +33,38 @@ def descend(stepper: Stepper, losses: Minibatches, inner: Inner) -> Inner:
     return tapes[key].run(losses, inner)
 
 
+def outputs(network: Network, x: Tensor, transform: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The outputs of one network at θ `(P,)` for inputs that stay where they are, overwritten by the next call."""
+    key = (x.data_ptr(), x.shape, x.dtype)
+    if key not in network.tapes:
+        inputs, theta = transform(x), network.initial()
+        if inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        graph, found = record(lambda: network(theta, inputs.clone()))  # a model may write into its inputs
+
+        def apply(new: Tensor) -> Tensor:
+            theta.copy_(new)
+            graph.replay()
+            return found
+
+        network.tapes[key] = apply, x, inputs  # which keep their addresses
+    return network.tapes[key][0]
+
+
+def record(work: Callable[[], Any], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """The graph of some work, and what it returned; the work is done once before."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()  # compiles, and lets the libraries choose their algorithms
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    gc.collect()  # what is freed while a graph is recorded spoils it
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        found = work()
+    return graph, found
+
+
 class Tape:
     """The variables of K clients at fixed places, and the graphs that move them."""
 
@@ -39,7 +73,7 @@ class Tape:
         self.stepper, self.losses = stepper, losses
         self.advance = fused.compiled(replace(stepper, lr=1.0))
         self.inner = {name: value.clone() for name, value in inner.items()}
-        self.memory = {"found": torch.empty_like(mean)}
+        self.memory = {name: aligned(mean) for name in ("found", "theta")[: 1 + (stepper.draws == 1)]}
         index, weight = losses.plan
         shape = (clients, losses.longest, losses.batch_size)
         self.index, self.weight = index.new_zeros(shape), weight.new_zeros(shape)
@@ -49,13 +83,12 @@ class Tape:
         self.noise_key, self.dropout_key = whole(0), whole(0)
         self.noise_rows = self.clients if losses.draws.noise == "independent" else whole(0)
         self.noise_now = mean.new_zeros(len(self.noise_rows), mean.shape[-1]) if stepper.draws == 1 else None
-        if stepper.draws == 1:
-            self.memory["theta"] = torch.empty_like(mean)
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         # convolutions with weights of their own are faster one client after the other, side by side on the GPU
         apart = any(isinstance(module, nn.modules.conv._ConvNd) for module in losses.network.model.modules())
         self.streams = [torch.cuda.Stream(mean.device) for _ in range(clients)] if apart else []
+        self.slope: single.Slope | None = None
 
     def run(self, losses: Minibatches, inner: Inner) -> Inner:
         """One round."""
@@ -83,28 +116,25 @@ class Tape:
         """∇ of the minibatch mean of the first n clients, `step` steps from now."""
         out = torch.empty_like(theta) if out is None else out
         n, now = len(theta), self.steps[step : step + 1]
-        batch = self.losses.rows(*(table[:n].index_select(1, now)[:, 0] for table in (self.index, self.weight)))
+        index, weight = (table[:n].index_select(1, now)[:, 0] for table in (self.index, self.weight))
+        batch = self.losses.rows(index, weight)
         uniforms: list[Tensor] = []
         if size := sum(shape.numel() for shape in self.losses.dropout_shapes):
-            flat = counters.uniform(theta.new_empty(n, size), self.dropout_key, now, self.clients[:n])
+            flat = counters.uniform(aligned(theta.new_empty(n, size)), self.dropout_key, now, self.clients[:n])
             uniforms = self.losses.masks(flat)
-        for rows in self._side_by_side(n):
-            part = Batch(*(value[rows] for value in batch))
-            self.losses.differentiate(theta[rows], part, [uniform[rows] for uniform in uniforms], out[rows])
-        return out
-
-    def _side_by_side(self, n: int) -> Iterator[slice]:
-        """All n clients; or one at a time, each in a branch of the graph of its own."""
         if not self.streams:
-            yield slice(n)
-            return
+            self.losses.differentiate(theta, batch, uniforms, out)
+            return out
         here = torch.cuda.current_stream()
-        for client, side in enumerate(self.streams[:n]):
+        for k, side in enumerate(self.streams[:n]):  # each client in a branch of the graph of its own
             side.wait_stream(here)
             with torch.cuda.stream(side):
-                yield slice(client, client + 1)
+                alone = theta[k], batch.x[k], batch.y[k], batch.weight[k], [uniform[k] for uniform in uniforms]
+                self.slope = self.slope or single.compiled(self.losses, alone)
+                out[k] = self.slope(*alone)
         for side in self.streams[:n]:
             here.wait_stream(side)
+        return out
 
     def _lanes(self, n: int) -> int:
         """The width of the graph for n clients."""
@@ -130,16 +160,7 @@ class Tape:
     def _record(self, n: int) -> torch.cuda.CUDAGraph:
         """The graph of one step of the first n clients."""
         self._load(self.losses, self.inner)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._step(n)  # compiles, and lets the libraries choose their algorithms
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        gc.collect()  # what is freed while a graph is recorded spoils it
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            self._step(n)
-        return graph
+        return record(lambda: self._step(n), self.pool)[0]
 
     def _step(self, n: int) -> None:
         mine, memory = ({name: window(value, n) for name, value in all.items()} for all in (self.inner, self.memory))

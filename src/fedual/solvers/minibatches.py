@@ -24,7 +24,6 @@ from fedual.solvers.draws import Draws
 from fedual.solvers.network import Network
 from fedual.solvers.stacked import Slot, Stacked
 
-
 KEPT = 2**27
 """Bytes of noise that a round keeps for the next chunk of clients, where all share it."""
 
@@ -50,6 +49,7 @@ class Minibatches:
         local_epochs: Passes over a client's data in a round.
         local_steps: Steps in a round for every client, whatever its size, instead of `local_epochs`.
         scale: Inputs are divided by it, a batch at a time (255 for pixels stored as uint8).
+        prepared: The inputs as the network sees them, all of them, where there is room; otherwise batch by batch.
         compile: Compile the elementwise work of a step, and record steps as CUDA graphs on a GPU.
         round: The round, for the draws.
         ids: The clients of this stack; None means all.
@@ -63,6 +63,7 @@ class Minibatches:
     local_epochs: int = 10
     local_steps: int | None = None
     scale: float | None = None
+    prepared: Tensor | None = None
     compile: bool = False
     round: int = 0
     ids: tuple[int, ...] | None = None
@@ -140,18 +141,17 @@ class Minibatches:
     def differentiate(self, theta: Tensor, batch: Batch, uniforms: list[Tensor], out: Tensor) -> None:
         """Write ∇ of the mean over a batch of n clients, `(n, P)`, all in one pass."""
         slots = {name: Slot(place) for name, place in self.network.split(out).items()}
+        outputs = partial(self._outputs, slots)
         with torch.enable_grad():
             parts = {name: part.detach().requires_grad_() for name, part in self.network.split(theta).items()}
-            if len(theta) == 1:
-                mine = {name: part[0] for name, part in parts.items()}
-                x, y, weight = (value[0] for value in batch)
-                if x.is_cuda and x.dim() == 4:
-                    x = x.contiguous(memory_format=torch.channels_last)  # what convolutions on tensor cores want
-                loss = self._loss(slots, mine, x, y, weight, [uniform[0] for uniform in uniforms])
+            if len(theta) > 1:
+                found = vmap(outputs)(parts, batch.x, uniforms).flatten(0, 1)
             else:
-                loss = vmap(partial(self._loss, slots))(parts, *batch, uniforms).sum()
-            gradients = torch.autograd.grad(loss, list(parts.values()), allow_unused=True)
-        for slot, gradient in zip(slots.values(), gradients, strict=True):
+                mine = {name: part[0] for name, part in parts.items()}
+                found = outputs(mine, batch.x[0], [uniform[0] for uniform in uniforms])
+            losses = self.criterion(found, batch.y.flatten(0, 1))
+            rest = torch.autograd.grad(losses, list(parts.values()), batch.weight.flatten(), allow_unused=True)
+        for slot, gradient in zip(slots.values(), rest, strict=True):
             slot.finish(gradient)
 
     def batch(self, step: int, n: int) -> Batch:
@@ -160,7 +160,9 @@ class Minibatches:
 
     def rows(self, index: Tensor, weight: Tensor) -> Batch:
         """Some rows of the data `(n, B)` as batches."""
-        return Batch(self.inputs(self.data.x[index]), self.data.y[index], weight)
+        take = lambda values: values.index_select(0, index.flatten()).unflatten(0, index.shape)
+        x = self.inputs(take(self.data.x)) if self.prepared is None else take(self.prepared)
+        return Batch(x, take(self.data.y), weight)
 
     def inputs(self, x: Tensor) -> Tensor:
         """Stored inputs as the network sees them."""
@@ -205,12 +207,9 @@ class Minibatches:
         """The loss of each example."""
         return criterion(self.loss)
 
-    def _loss(
-        self, slots: dict[str, Slot], parts: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor, uniforms: Any
-    ) -> Tensor:
+    def _outputs(self, slots: dict[str, Slot], parts: dict[str, Tensor], x: Tensor, uniforms: list[Tensor]) -> Tensor:
         with Stacked(parts, slots):
-            outputs = self.network.forward(parts, x, uniforms)
-        return (weight * self.criterion(outputs, y)).sum()
+            return self.network.forward(parts, x, uniforms)
 
     def _per_epoch(self, client: int) -> int:
         return -(-self.data.sizes[client] // self.batch_size)

@@ -35,9 +35,17 @@ class Slot:
             self.place.zero_()
 
     def add_product(self, a: Tensor, b: Tensor) -> None:
-        """Add a_k b_k for a weight."""
+        """Add a_k b_k, for a weight."""
         torch.baddbmm(self.place, a, b, beta=int(self.written), out=self.place)
         self.written = True
+
+    def add_sum(self, gradients: Tensor) -> None:
+        """Add Σ_i of gradients `(n, N, *shape)`."""
+        if self.written:
+            self.add(gradients.sum(1))
+        else:
+            torch.sum(gradients, 1, out=self.place)
+            self.written = True
 
 
 class Stacked(TorchFunctionMode):
@@ -112,4 +120,4 @@ def _write(slots: Sequence[Slot], x: Tensor, grad: Tensor) -> None:
     """∇W_k = (∂y_k)ᵀ x_k and ∇b_k = Σ_i ∂y_ki into their slots."""
     slots[0].add_product(grad.mT, x)
     if len(slots) > 1:
-        slots[1].add(grad.sum(1))
+        slots[1].add_sum(grad)

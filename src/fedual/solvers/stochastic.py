@@ -24,7 +24,7 @@ from fedual.errors import InputError
 from fedual.families import Diagonal, Family, FixedPrecision, Gaussian, Isotropic
 from fedual.solvers import fused
 from fedual.solvers.draws import counted
-from fedual.solvers.fused import Inner, window
+from fedual.solvers.fused import Inner, aligned
 
 
 class Gradients(Protocol):
@@ -137,14 +137,15 @@ def segments(steps: list[int]) -> Iterator[tuple[int, range]]:
 def _walk(stepper: Stepper, losses: Batches, inner: Inner) -> None:
     """Step after step, in place; with one sample a step, noise is drawn a step ahead."""
     advance = fused.compiled(replace(stepper, lr=1.0)) if losses.compile else fused.advance
-    work = {"found": torch.empty_like(inner["mean"])}
+    cut = fused.window if losses.compile else lambda value, n: value[:n]
+    work = {"found": aligned(inner["mean"])}
     noise = ahead = None
     if stepper.draws == 1:
         noise = losses.noise(0, 0, inner["mean"])
-        work["theta"] = stepper.place(inner, noise)
+        work["theta"] = aligned(inner["mean"]).copy_(stepper.place(inner, noise))
     for n, steps in segments(losses.steps):
-        mine, memory = ({name: window(value, n) for name, value in all.items()} for all in (inner, work))
-        noise = None if noise is None else window(noise, n)
+        mine, memory = ({name: cut(value, n) for name, value in all.items()} for all in (inner, work))
+        noise = None if noise is None else cut(noise, n)
         for step in steps:
             if noise is not None:
                 ahead = losses.noise(step + 1, 0, mine["mean"]) if step + 1 < losses.steps[0] else noise.clone()
@@ -202,8 +203,10 @@ def estimate(stepper: Stepper, losses: Gradients, inner: Inner, step: int) -> tu
 
 
 def quadratic(problem: Subproblem) -> tuple[Tensor, Tensor]:
-    """A and B of the gradient's part A + B m that is not the loss, `(K, P)` and `(K, P)` or `(K, 1)`."""
+    """A and B of the gradient's part A + B m that is not the loss, each `(K, P)` or `(K, 1)`."""
     family, c = problem.family, scale(problem)
+    if problem.rho == 0 and not problem.eta.any():  # FedAvg
+        return torch.zeros_like(c), torch.zeros_like(c)
     offset = c * (problem.eta[:, 0] - problem.rho * problem.lam_g[0])
     if isinstance(family, Diagonal):
         return offset, c * (problem.rho * family.precision(problem.lam_g) + 2 * problem.eta[:, 1])

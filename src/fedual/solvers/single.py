@@ -1,0 +1,62 @@
+"""The gradient of one client, traced and compiled: for networks with convolutions on a GPU.
+
+Convolutions with weights of their own for every client are one grouped convolution, for which cuDNN has no fast
+kernels. One client after the other, side by side on the GPU, is faster; and since all have the same shapes, one
+compiled function serves them all.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+
+from fedual.solvers.minibatches import Minibatches
+
+Slope = Callable[[Tensor, Tensor, Tensor, Tensor, list[Tensor]], Tensor]
+"""θ `(P,)`, x `(B, …)`, y `(B, …)`, weights `(B,)` and dropout's uniforms to ∇ of the mean over the batch, `(P,)`."""
+logger = logging.getLogger("fedual")
+
+
+def compiled(losses: Minibatches, example: Any) -> Slope:
+    """The gradient as a compiled function for arguments like the example; where that fails, as it is."""
+    slope = _slope(losses)
+    try:
+        with torch.no_grad():
+            function = torch.compile(make_fx(slope)(*example), fullgraph=True, dynamic=False)
+            function(*example)
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        logger.warning("The network runs without compiled code, slower: %s (%s)", type(error).__name__, reason)
+        return slope
+    return torch.no_grad()(function)
+
+
+def _slope(losses: Minibatches) -> Slope:
+    network = losses.network
+
+    def value(theta: Tensor, x: Tensor, y: Tensor, weight: Tensor, uniforms: list[Tensor]) -> Tensor:
+        with FourChannels():
+            outputs = network.forward(network.split(theta), x, uniforms)
+        return (weight * losses.criterion(outputs, y)).sum()
+
+    return grad(value)
+
+
+class FourChannels(TorchFunctionMode):
+    """Convolutions of images with fewer channels see four, the last of them zero.
+
+    cuDNN has no repeatable algorithm on tensor cores for the gradient of three channels' weights: 247 µs against 36.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.conv2d and len(args) > 1 and args[0].shape[-3] == args[1].shape[1] < 4:
+            x, weight, *rest = args
+            missing = (0, 0, 0, 0, 0, 4 - weight.shape[1])
+            args = F.pad(x, missing), F.pad(weight, missing), *rest
+        return func(*args, **(kwargs or {}))
