@@ -145,9 +145,9 @@ def fit(
                 f"{path} holds a run whose cosine schedule ends in round {stored.get('rounds')}, not {rounds}: "
                 "resume it with as many rounds, or choose another folder."
             )
-    chunk = chunk or (choose_chunk(losses, len(data)) if engine == "vectorised" else 1)
     compile = (engine == "vectorised" and worth_compiling(losses, rounds)) if compile is None else compile
     losses = replace(losses, compile=compile)
+    chunk = chunk or (choose_chunk(losses, len(data)) if engine == "vectorised" else 1)
     config = {
         "method": repr(method),
         "rounds": rounds,

@@ -75,12 +75,23 @@ def run(
         done = execute(loaded, seed, root=root, **options)
     seconds = time.perf_counter() - began
     report(loaded, done.history)
-    path = done.path or folder
-    typer.echo(f"{len(done.history)} rounds, {seconds:.1f} s, in {path}")
+    path, spent = done.path or folder, times(done.history, seconds)
+    parts = f"training {spent['training']:.1f}, evaluation {spent['evaluation']:.1f}"
+    typer.echo(f"{len(done.history)} rounds, {seconds:.1f} s ({parts}), in {path}")
     if as_json:
         last = done.history[-1] if done.history else None
-        rest = {"rounds": len(done.history), "last": last, "path": str(path), "seconds": seconds}
+        rest = {"rounds": len(done.history), "last": last, "path": str(path), "seconds": seconds, "times": spent}
         typer.echo(json.dumps(without_nan({"scenario": loaded.name, "method": method, "seed": seed, **rest})))
+
+
+def times(history: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, float]:
+    """Where a run's seconds went; what the first round took beyond the second is compilation."""
+    rounds = [record["seconds"] for record in history]
+    compilation = max(0.0, rounds[0] - rounds[1]) if len(rounds) > 1 else 0.0
+    training = sum(rounds) - compilation
+    evaluation = sum(record.get("evaluation_seconds", 0.0) for record in history)
+    rest = max(0.0, seconds - training - compilation - evaluation)
+    return {"training": training, "evaluation": evaluation, "compilation": compilation, "start and files": rest}
 
 
 def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]]) -> None:

@@ -38,9 +38,9 @@ class Run:
     """A federation that was, or is being, trained.
 
     `history` has one record a round: round, accuracy, nll, brier, ece (at the mean, and under q_g with the suffix
-    `_mc`), seconds, bytes_up, bytes_down, active, counted and refused clients, shortened (the part of the server's step
-    that was taken), and the residuals `primal` ‖λ_k − λ_g‖ and `dual` ‖change of λ_g‖,
-    which are small beside `norm` ‖λ_g‖ when it has converged.
+    `_mc`), seconds of training and evaluation_seconds, bytes_up, bytes_down, active, counted and refused clients,
+    shortened (the part of the server's step that was taken), and the residuals `primal` ‖λ_k − λ_g‖ and `dual`
+    ‖change of λ_g‖, which are small beside `norm` ‖λ_g‖ when it has converged.
     A callback sets `stop` to end the run after this round.
     """
 
@@ -90,10 +90,12 @@ def rounds(run: Run, test: tuple[Tensor, Tensor] | None) -> Iterator[Record]:
         if info.shortened == 0 or len(run.refused) == len(data):
             raise _diverged(run, record, "every client's update" if run.refused else "the server's step")
         if test is not None and (server.round % config["evaluate_every"] == 0 or server.round == run.rounds):
+            began = time.perf_counter()
             try:
                 record |= _evaluate(run, server, test)
             except DomainError as error:
                 raise _diverged(run, record, "the network's outputs at q_g") from error
+            record["evaluation_seconds"] = time.perf_counter() - began
         run.server = server
         yield record
 

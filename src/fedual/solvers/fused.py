@@ -50,7 +50,7 @@ def advance(
 
 
 @cache
-def compiled(stepper: Any) -> Callable[..., None]:
+def compiled(stepper: Any, device: str) -> Callable[..., None]:
     """`advance`, compiled for steppers of these settings; where that fails it says so once, and runs as it is.
 
     `torch.compile` gives up on code that it had to compile too often. Each stepper therefore has a copy of its own,
@@ -58,7 +58,8 @@ def compiled(stepper: Any) -> Callable[..., None]:
     """
     code = advance.__code__.replace(co_name=f"advance_{next(_numbers)}")
     copy = FunctionType(code, advance.__globals__, code.co_name, advance.__defaults__)
-    function = torch.compile(copy, fullgraph=True)
+    # called from C++, which lets other Python threads go on
+    function = torch.compile(copy, fullgraph=True, options={"cpp_wrapper": True} if device == "cpu" else None)
 
     def attempt(*args: Any) -> None:
         nonlocal function

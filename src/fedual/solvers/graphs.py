@@ -71,7 +71,7 @@ class Tape:
     def __init__(self, stepper: Stepper, losses: Minibatches, inner: Inner):
         mean, clients = inner["mean"], len(losses)
         self.stepper, self.losses = stepper, losses
-        self.advance = fused.compiled(replace(stepper, lr=1.0))
+        self.advance = fused.compiled(replace(stepper, lr=1.0), "cuda")
         self.inner = {name: value.clone() for name, value in inner.items()}
         self.memory = {name: aligned(mean) for name in ("found", "theta")[: 1 + (stepper.draws == 1)]}
         index, weight = losses.plan

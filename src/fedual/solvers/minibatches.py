@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.rnn import pad_sequence
 
 from fedual.errors import require_count, require_positive
@@ -140,6 +141,24 @@ class Minibatches:
 
     def differentiate(self, theta: Tensor, batch: Batch, uniforms: list[Tensor], out: Tensor) -> None:
         """Write ∇ of the mean over a batch of n clients, `(n, P)`, all in one pass."""
+        traced = self.network.tapes.get(self._shape(batch)) if self.compile else None
+        (traced or self._differentiate)(theta, batch, uniforms, out)
+
+    def trace(self, n: int) -> None:
+        """Write down once which operations the gradient of n clients comes to.
+
+        `vmap`, autograd and the module's own Python take longer than a small network.
+        """
+        some = self[torch.zeros(n, dtype=torch.long)]
+        theta, batch = self.network.initial().expand(n, -1).contiguous(), some.batch(0, n)
+        if self._shape(batch) not in self.network.tapes:
+            arguments = (theta, batch, some.uniforms(0, n), torch.empty_like(theta))
+            self.network.tapes[self._shape(batch)] = make_fx(lambda *args: self._differentiate(*args))(*arguments)
+
+    def _shape(self, batch: Batch) -> tuple:
+        return batch.x.shape, batch.y.shape
+
+    def _differentiate(self, theta: Tensor, batch: Batch, uniforms: list[Tensor], out: Tensor) -> None:
         slots = {name: Slot(place) for name, place in self.network.split(out).items()}
         outputs = partial(self._outputs, slots)
         with torch.enable_grad():

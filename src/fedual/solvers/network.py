@@ -6,6 +6,8 @@ buffers stay as they are, the same for every client.
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from threading import RLock
 from typing import Any
 
 import torch
@@ -45,7 +47,8 @@ class Network:
                 )
         self.model.requires_grad_(False)
         self._shapes: dict[torch.Size, list[torch.Size]] = {}
-        self.tapes: dict[Any, Any] = {}  # of `fedual.solvers.graphs`: they live as long as the network
+        self.tapes: dict[Any, Any] = {}  # what was recorded of its training
+        self.lock = RLock()  # a call puts its parameters into the module
 
     @property
     def device(self) -> torch.device:
@@ -99,16 +102,14 @@ class Network:
 
     def forward(self, parts: Mapping[str, Tensor], x: Tensor, uniforms: Sequence[Tensor] | None = None) -> Tensor:
         """The module with its trainable parameters given by name; in training mode where `uniforms` are given."""
-        self.model.train(uniforms is not None)
-        if not uniforms:
-            return functional_call(self.model, dict(parts), (x,))
-        with Dropout(list(uniforms)):
+        with self.lock, Dropout(list(uniforms)) if uniforms else nullcontext():
+            self.model.train(uniforms is not None)
             return functional_call(self.model, dict(parts), (x,))
 
     def record(self, x: Tensor, training: bool) -> tuple[Tensor, list[torch.Size]]:
         """The outputs for x `(B, ...)` without dropping anything, and the shapes that dropout would draw."""
-        self.model.train(training)
-        with Dropout(None) as recorder, torch.no_grad():
+        with self.lock, Dropout(None) as recorder, torch.no_grad():
+            self.model.train(training)
             out = functional_call(self.model, self.split(self._initial), (x,))
         return out, recorder.shapes
 

@@ -136,7 +136,7 @@ def segments(steps: list[int]) -> Iterator[tuple[int, range]]:
 
 def _walk(stepper: Stepper, losses: Batches, inner: Inner) -> None:
     """Step after step, in place; with one sample a step, noise is drawn a step ahead."""
-    advance = fused.compiled(replace(stepper, lr=1.0)) if losses.compile else fused.advance
+    advance = fused.compiled(replace(stepper, lr=1.0), inner["mean"].device.type) if losses.compile else fused.advance
     cut = fused.window if losses.compile else lambda value, n: value[:n]
     work = {"found": aligned(inner["mean"])}
     noise = ahead = None
