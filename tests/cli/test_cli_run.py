@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from fake_training import Fake, record_of
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from fedual.cli import build
 from fedual.cli.progress import progress
+from fedual.cli.run import times
 from fedual.errors import InputError
 
 
@@ -79,6 +81,40 @@ def test_json_is_the_last_line(fake: Fake):
     assert last["last"]["nll"] is None  # JSON has no NaN
     assert Path(last["path"]).is_dir()
     assert last["seconds"] > 0
+    assert set(last["times"]) == {"training", "evaluation", "compilation", "start and files"}
+
+
+def test_the_last_line_says_how_long_training_and_evaluation_took(fake: Fake):
+    """Of the stand-in's rounds, two seconds each by its own account, and none of evaluation."""
+    output = run("--rounds", "3")
+    assert re.search(r"^3 rounds, \d+\.\d s \(training 6\.0, evaluation 0\.0\), in runs/", output, re.MULTILINE)
+
+
+class TestTimes:
+    """What a run's seconds were for."""
+
+    ROUNDS: ClassVar = [{"seconds": 9.0}, {"seconds": 2.0, "evaluation_seconds": 0.5}, {"seconds": 3.0}]
+
+    def test_the_parts_are_all_of_it(self):
+        spent = times(self.ROUNDS, 20.0)
+        assert spent == {"training": 7.0, "evaluation": 0.5, "compilation": 7.0, "start and files": 5.5}
+        assert sum(spent.values()) == 20.0
+
+    def test_a_first_round_that_was_no_slower_compiled_nothing(self):
+        assert times(self.ROUNDS[1:], 6.0) == {
+            "training": 5.0,
+            "evaluation": 0.5,
+            "compilation": 0.0,
+            "start and files": 0.5,
+        }
+
+    def test_too_few_rounds_to_tell(self):
+        assert times(self.ROUNDS[:1], 10.0)["compilation"] == 0.0
+        assert set(times([], 1.5).values()) == {0.0, 1.5}
+
+    def test_a_resumed_run_took_no_negative_time(self):
+        """Its history has rounds of the earlier process, too."""
+        assert times(self.ROUNDS, 4.0)["start and files"] == 0.0
 
 
 @pytest.mark.parametrize(
