@@ -21,7 +21,7 @@ BANDWIDTH, RATE = 4.3e12, 400e12  # bytes/s measured on an H200; FLOP/s, of a da
 CLI = [sys.executable, "-c", "from fedual.cli import main; main()"]
 MACS = {"mlp": 178e3, "zenke-cnn": 20.7e6, "acar-cnn": 21.1e6, "resnet20": 41e6}
 RESNET = [
-    "model.name=resnet20", "split.kind=homogeneous", "train.local_epochs=1", "tau=0.1", "h0=0.1",
+    "model.name=resnet20", "split.kind=homogeneous", "train.local_epochs=1", "tau=0.1", "h0=0.1", "compile=true",
 ]  # fmt: skip
 TABLE = {  # scenario: authors' seconds, must, aim, rounds of the paper, repeats, rounds run here, settings
     "mnist-2class-100": (2600, 8, 4, 100, 3, 100, []),
