@@ -91,7 +91,7 @@ class TestHistory:
             "bytes_down",
         }
         figures = {f"{name}{kind}" for name in ("accuracy", "nll", "brier", "ece") for kind in ("", "_mc")}
-        assert all(record.keys() == facts | figures | {"seconds"} for record in run.history)
+        assert all(record.keys() == facts | figures | {"seconds", "evaluation_seconds"} for record in run.history)
         assert all(record["active"] == record["counted"] == 4 and record["refused"] == 0 for record in run.history)
         assert run.posterior.mean.dtype == run.posterior.precision.dtype == dtype
         assert run.posterior.mean.shape == run.posterior.precision.shape == (DIM,)

@@ -39,7 +39,7 @@ def _threads() -> Iterator[None]:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that compiled runs do but the compilation; nothing of it is kept for other tests."""
-    monkeypatch.setattr(fused, "compiled", fused.compiled.__wrapped__)
+    monkeypatch.setattr(fused, "_compiled", fused._compiled.__wrapped__)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
 
 

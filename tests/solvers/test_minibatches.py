@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedual.solvers import Clients, Draws, Minibatches, Network, minibatches, single
 from fedual.solvers.draws import MODES
+from fedual.solvers.fused import aligned
 from fedual.solvers.stochastic import segments
 
 
@@ -203,7 +204,7 @@ class TestSingle:
         with caplog.at_level(logging.INFO, "fedual"):
             agrees(stack, single.compiled(stack, arguments(stack, 0, seed=1)))
         (line,) = [record.getMessage() for record in caplog.records if record.name == "fedual"]
-        assert re.fullmatch(r"The network runs .* slower: RuntimeError \(no compiler\)", line)
+        assert re.fullmatch(r"The network runs .* slower: RuntimeError: no compiler.*", line)
 
 
 class Seen(TorchFunctionMode):
@@ -231,3 +232,21 @@ class TestFourChannels:
             found = F.conv2d(x, kernel, bias, 2, 1, 1, groups)
         torch.testing.assert_close(found, expected)
         assert below.channels == [seen]
+
+
+class OneParameter(nn.Module):
+    """A network that is a single weight, so that its gradient is a whole row of ∇θ."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(normal((3, 1, 3, 3), 1))
+
+    def forward(self, x):
+        return torch.conv2d(x.reshape(-1, 1, 2, 3), self.weight, padding=1).mean((2, 3))
+
+
+def test_traced_gradients_take_rows_that_are_padded():
+    traced, plain = losses(OneParameter(), compile=True), losses(OneParameter())
+    traced.trace(3)
+    theta = aligned(torch.zeros(3, traced.dim)).copy_(normal((3, traced.dim), 0))
+    torch.testing.assert_close(traced.gradient(theta, 0, aligned(theta)), plain.gradient(theta, 0))

@@ -63,20 +63,21 @@ def side_by_side(
 
     for n in {n for clients in chunks for n, _ in segments(sorted(losses[clients].steps, reverse=True))}:
         losses.trace(n)
-    threads = torch.get_num_threads()
-    with ThreadPoolExecutor(threads, initializer=prepare) as pool:
-        waiting = deque[Future]()
-        try:
-            for clients in chunks:
-                waiting.append(pool.submit(train, clients))
-                if len(waiting) > threads:
+    threads, waiting = torch.get_num_threads(), deque[Future]()
+    try:
+        with ThreadPoolExecutor(threads, initializer=prepare) as pool:
+            try:
+                for clients in chunks:
+                    waiting.append(pool.submit(train, clients))
+                    if len(waiting) > threads:
+                        yield waiting.popleft().result()
+                while waiting:
                     yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
-            torch.set_num_threads(threads)  # new threads take the number that was set last
+            finally:
+                for future in waiting:
+                    future.cancel()
+    finally:
+        torch.set_num_threads(threads)  # new threads take the number that was set last
 
 
 def choose_chunk(losses: Minibatches, most: int) -> int:
@@ -89,9 +90,9 @@ def choose_chunk(losses: Minibatches, most: int) -> int:
     fits = free_memory(network.device) // 2 // (24 * variable + _activations(losses))
     if network.device.type == "cpu":
         threads = torch.get_num_threads() if losses.compile else 1
-        most = -(-most // threads)
-        fits = min(fits // threads, CACHE // variable // threads)
-        most = -(-most // max(1, -(-most // max(1, fits))))  # chunks of about the same size
+        fits = max(1, min(fits, CACHE // variable) // threads)
+        if losses.compile:  # chunks of about the same size, as many for one thread as for the other
+            most = -(-most // (threads * -(-most // (threads * fits))))
     return max(1, min(most, fits))
 
 

@@ -8,6 +8,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from functools import cache
+from threading import RLock
 from types import FunctionType
 from typing import Any
 
@@ -49,13 +50,16 @@ def advance(
         theta.copy_(stepper.place(moved, ahead))
 
 
-@cache
 def compiled(stepper: Any, device: str) -> Callable[..., None]:
-    """`advance`, compiled for steppers of these settings; where that fails it says so once, and runs as it is.
+    """`advance`, compiled for steppers of these settings; where that fails it says so once, and runs as it is."""
+    with _lock:
+        return _compiled(stepper, device)
 
-    `torch.compile` gives up on code that it had to compile too often. Each stepper therefore has a copy of its own,
-    which is compiled at most three times: for any number of clients, for one, and for narrower rows of noise.
-    """
+
+@cache
+def _compiled(stepper: Any, device: str) -> Callable[..., None]:
+    # `torch.compile` gives up on code that it had to compile too often: each stepper has a copy of its own, compiled
+    # for any number of clients, for one, and for noise that is not shared
     code = advance.__code__.replace(co_name=f"advance_{next(_numbers)}")
     copy = FunctionType(code, advance.__globals__, code.co_name, advance.__defaults__)
     # called from C++, which lets other Python threads go on
@@ -63,19 +67,27 @@ def compiled(stepper: Any, device: str) -> Callable[..., None]:
 
     def attempt(*args: Any) -> None:
         nonlocal function
+        used = function
         try:
-            function(*args)
+            used(*args)
         except Exception as error:
-            if function is advance:
+            if used is advance:
                 raise
-            reason = (str(error).splitlines() or [""])[0]
-            logger.warning("Training goes on without compiled code, slower: %s (%s)", type(error).__name__, reason)
-            function = advance
-            function(*args)
+            with _lock:
+                if function is not advance:
+                    logger.warning("Training goes on without compiled code, slower: %s", reason(error))
+                    function = advance
+            advance(*args)
 
     return attempt
 
 
+def reason(error: Exception) -> str:
+    """What went wrong, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+_lock = RLock()
 _numbers = itertools.count()
 
 

@@ -22,6 +22,7 @@ from fedual.solvers.clients import Clients
 from fedual.solvers.criteria import Criterion, criterion
 from fedual.solvers.curvature import ggn_diagonal
 from fedual.solvers.draws import Draws
+from fedual.solvers.fused import aligned
 from fedual.solvers.network import Network
 from fedual.solvers.stacked import Slot, Stacked
 
@@ -150,9 +151,9 @@ class Minibatches:
         `vmap`, autograd and the module's own Python take longer than a small network.
         """
         some = self[torch.zeros(n, dtype=torch.long)]
-        theta, batch = self.network.initial().expand(n, -1).contiguous(), some.batch(0, n)
+        theta, batch = self.network.initial().expand(n, -1), some.batch(0, n)
         if self._shape(batch) not in self.network.tapes:
-            arguments = (theta, batch, some.uniforms(0, n), torch.empty_like(theta))
+            arguments = (aligned(theta).copy_(theta), batch, some.uniforms(0, n), aligned(theta))
             self.network.tapes[self._shape(batch)] = make_fx(lambda *args: self._differentiate(*args))(*arguments)
 
     def _shape(self, batch: Batch) -> tuple:
@@ -181,7 +182,7 @@ class Minibatches:
         """Some rows of the data `(n, B)` as batches."""
         take = lambda values: values.index_select(0, index.flatten()).unflatten(0, index.shape)
         x = self.inputs(take(self.data.x)) if self.prepared is None else take(self.prepared)
-        return Batch(x, take(self.data.y), weight)
+        return Batch(x, take(self.data.y), weight.contiguous())
 
     def inputs(self, x: Tensor) -> Tensor:
         """Stored inputs as the network sees them."""

@@ -5,7 +5,6 @@ kernels. One client after the other, side by side on the GPU, is faster; and sin
 compiled function serves them all.
 """
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +15,11 @@ from torch.func import grad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
+from fedual.solvers.fused import logger, reason
 from fedual.solvers.minibatches import Minibatches
 
 Slope = Callable[[Tensor, Tensor, Tensor, Tensor, list[Tensor]], Tensor]
 """θ `(P,)`, x `(B, …)`, y `(B, …)`, weights `(B,)` and dropout's uniforms to ∇ of the mean over the batch, `(P,)`."""
-logger = logging.getLogger("fedual")
 
 
 def compiled(losses: Minibatches, example: Any) -> Slope:
@@ -31,8 +30,7 @@ def compiled(losses: Minibatches, example: Any) -> Slope:
             function = torch.compile(make_fx(slope)(*example), fullgraph=True, dynamic=False)
             function(*example)
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
-        logger.warning("The network runs without compiled code, slower: %s (%s)", type(error).__name__, reason)
+        logger.warning("The network runs without compiled code, slower: %s", reason(error))
         return slope
     return torch.no_grad()(function)
 

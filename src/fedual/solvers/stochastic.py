@@ -148,7 +148,8 @@ def _walk(stepper: Stepper, losses: Batches, inner: Inner) -> None:
         noise = None if noise is None else cut(noise, n)
         for step in steps:
             if noise is not None:
-                ahead = losses.noise(step + 1, 0, mine["mean"]) if step + 1 < losses.steps[0] else noise.clone()
+                last = step + 1 == losses.steps[0]
+                ahead = cut(noise.clone() if last else losses.noise(step + 1, 0, mine["mean"]), n)
             take(stepper, losses, advance, mine, memory, step, noise, ahead)
             noise = ahead
 
