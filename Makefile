@@ -34,7 +34,7 @@ clean:
 	touch $@
 
 .venv/.dev: .venv/bin/python pyproject.toml requirements.lock
-	$(PIP) --constraint requirements.lock --editable '.[dev]' ivon-opt  # GPL: an oracle of the tests alone
+	$(PIP) --constraint requirements.lock --editable '.[dev]' ivon-opt  # GPL: an oracle of tests and benchmarks alone
 	touch $@
 
 .venv/.bench: .venv/.dev
