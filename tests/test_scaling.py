@@ -10,7 +10,8 @@ import torch
 
 from fedual import scaling
 from fedual.errors import FedualError, InputError
-from fedual.scaling import CLASSES, INPUTS, Point, Task, apart, measure, plan, resolve, slope, verdicts, width
+from fedual.scaling import CLASSES, INPUTS, Point, Task, apart, measure, plan, slope, verdicts, width
+from fedual.training import resolve
 
 POINT = Point(10, 1000, None, 10, 5, 1.0, 2.0, 0.5, 200_000_000, 300_000_000, 0, 120_000)
 TINY = Task(clients=3, examples=50, parameters=1000, local_steps=None, chunk=2, compile=False, rounds=2)
@@ -152,6 +153,6 @@ def test_the_plan_covers_what_is_claimed():
 
 def test_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert resolve("auto") == resolve("cpu") == "cpu"
+    assert resolve("auto") == resolve("cpu") == torch.device("cpu")
     with pytest.raises(InputError, match="device = 'tpu' is not there"):
         resolve("tpu")

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedual.errors import FedualError, InputError
+from fedual.errors import FedualError
 from fedual.models import mlp
 from fedual.solvers import Clients
 from fedual.training import fit
@@ -123,17 +123,6 @@ def plan(quick: bool = False) -> dict[str, list[Task]]:
         "parameters": [Task(2, 320, round(10 ** (4 + n / 2)), 5, 2) for n in range(7)],
         "local_steps": [Task(10, 2000, 12_000, steps, 10) for steps in (1, 3, 10, 30, 100, 300)],
     }
-
-
-def resolve(device: str) -> str:
-    """The device that "auto" means; one that is not there is refused."""
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device = {device!r} is not there ({str(error).splitlines()[0]}): try cpu or auto.") from None
-    return device
 
 
 def width(parameters: int) -> int:

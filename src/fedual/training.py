@@ -121,7 +121,7 @@ def fit(
         raise InputError(f"{method.solver} takes no minibatch steps: networks need IVON, SGD or Laplace as a solver.")
     scheduled(method, schedule, 0, rounds)
 
-    network = Network(model, trainable).to(_device(device))
+    network = Network(model, trainable).to(resolve(device))
     if weights is not None and isinstance(clients, Clients):
         raise InputError("weights are part of `Clients` already: give them there.")
     data = clients if isinstance(clients, Clients) else Clients.from_pairs(clients, weights)
@@ -215,7 +215,8 @@ def _hash(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=4).hexdigest()
 
 
-def _device(device: str) -> torch.device:
+def resolve(device: str) -> torch.device:
+    """The device of a name, where "auto" is a GPU if there is one; one that is not there is refused."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -92,8 +92,9 @@ def scale(
     from fedual.figures.common import canvas, save
     from fedual.figures.scaling import draw
     from fedual.runs.files import writing
+    from fedual.training import resolve
 
-    began, device, tasks = time.perf_counter(), scaling.resolve(device), scaling.plan(quick)
+    began, device, tasks = time.perf_counter(), str(resolve(device)), scaling.plan(quick)
     with canvas(1, 1):  # refused before anything is measured where matplotlib is missing
         pass
     with writing(out, 0, "nothing was measured"):

@@ -50,8 +50,8 @@ def side_by_side(
     """The chunks' results in their order; on a CPU, compiled, as many chunks at a time as there are threads.
 
     A core for each chunk wastes less than all cores together on one small operation after the other, and the result
-    does not depend on their number. Numbers below 10⁻³⁸, which saturated networks make, count as zero there: they
-    take a hundred times as long as others.
+    does not depend on their number. Numbers below 10⁻³⁸, which saturated networks make and which are slow, count as
+    zero there.
     """
     if losses.network.device.type != "cpu" or not losses.compile:
         yield from map(train, chunks)

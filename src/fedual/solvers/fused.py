@@ -1,6 +1,6 @@
 """A stepper's elementwise work as one pass over memory: compiled by `torch.compile`, or as it is written.
 
-Left to PyTorch's operations, IVON's update walks some forty times over tensors as large as all clients' networks.
+Left to PyTorch, each operation of IVON's update walks over tensors as large as all clients' networks.
 Compiled, it reads ĝ, m, h, g, A and B once, and writes m, h, g and the next θ: ten passes, which memory bounds.
 """
 
