@@ -86,7 +86,7 @@ def test_eq15_client_minimises_its_objective(make):
     for seed in range(20):
         away = normal(moved.lam.shape, seed) * (1 + moved.lam.abs())
         near = moved.lam + 10.0 ** -(1 + seed % 4) * away
-        inside = admm.in_domain(problem.family, near)
+        inside = problem.family.inside(near)
         tried += int(inside.sum())
         assert (objective(near)[inside] >= best[inside] - 1e-9).all()
     assert tried > 30

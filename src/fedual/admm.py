@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedual.errors import InputError, require_positive
-from fedual.families import Family, Gaussian, check, in_domain
+from fedual.families import Family, Gaussian, check, finite
 
 Carry = dict[str, Tensor]
 """What a solver carries from round to round: named tensors with a leading client axis."""
@@ -286,13 +286,13 @@ def subproblem(
 def client_update(method: Method, problem: Subproblem) -> Update:
     """Lines 1 and 2; an update that leaves the domain is marked, and its client keeps what it had."""
     solution = method.solver(problem)
-    ok = in_domain(method.family, solution.lam)
+    ok = method.family.inside(solution.lam)
     if ok.all():
         eta = method.dual(problem, solution)
     else:
         eta = torch.full_like(problem.eta, torch.nan)
         eta[ok] = method.dual(problem.select(ok), solution.select(ok))
-    return Update(ok & eta.isfinite().all(-1).all(-1), solution.lam, eta, solution.carry)
+    return Update(ok & finite(eta), solution.lam, eta, solution.carry)
 
 
 def total(method: Method, problem: Subproblem, update: Update, before: Tensor | None = None) -> Totals:
@@ -301,7 +301,7 @@ def total(method: Method, problem: Subproblem, update: Update, before: Tensor | 
     weight = num_examples(problem.losses) if method.server.weighted else torch.ones(len(problem.losses))
     weight = weight.to(update.lam)
     weighted_sum = lambda x: torch.einsum("k,k...->...", weight[ok], x[ok])
-    gap = (update.lam[ok] - problem.lam_g).square().sum()
+    gap = (update.lam[ok] - problem.lam_g).square_().sum()
     return Totals(
         int(update.ok.sum()),
         float(weight[ok].sum()),
@@ -337,8 +337,8 @@ def server_update(
         )
     )
     shortened, new = 1.0, target
-    while not in_domain(method.family, new) and shortened > 0:
-        shortened = shortened / 2 if shortened > 1e-6 and target.isfinite().all() else 0.0
+    while not method.family.inside(new) and shortened > 0:
+        shortened = shortened / 2 if shortened > 1e-6 and finite(target) else 0.0
         new = torch.lerp(lam_g, target, shortened) if shortened else lam_g
     return new, shortened
 

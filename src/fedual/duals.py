@@ -25,7 +25,7 @@ class Natural:
 
     def __call__(self, problem: Subproblem, solution: Solution) -> Tensor:
         """The new η_k."""
-        return problem.eta + self.gamma * (solution.lam - problem.lam_g)
+        return (solution.lam - problem.lam_g).mul_(self.gamma).add_(problem.eta)
 
 
 @dataclass(frozen=True)

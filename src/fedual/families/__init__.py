@@ -1,6 +1,6 @@
 """Exponential families: natural and expectation parameters as plain tensors `(..., R, P)`."""
 
-from fedual.families.base import Family, check, entropy, in_domain, inner, kl, log_prob
+from fedual.families.base import Family, check, entropy, finite, inner, kl, log_prob
 from fedual.families.discrete import Bernoulli
 from fedual.families.fixed import FixedPrecision, Isotropic, is_point
 from fedual.families.gaussian import Curvature, Diagonal, Full, Gaussian
@@ -23,7 +23,7 @@ __all__ = [
     "Rule",
     "check",
     "entropy",
-    "in_domain",
+    "finite",
     "inner",
     "is_point",
     "kl",

@@ -55,6 +55,11 @@ class Family(ABC):
     def nodes(self, lam: Tensor, rule: Rule, step: int = 0) -> tuple[Tensor, Tensor]:
         """Points `(N, ..., P)` and weights `(N, ...)` with Σ_n w_n f(θ_n) ≈ E_q[f]."""
 
+    def inside(self, lam: Tensor) -> Tensor:
+        """True where a whole λ is inside the domain, `(..., R, P)` → `(...)`."""
+        bad = self.violations(lam)
+        return ~bad if bad.dim() == lam.dim() - 2 else ~bad.any(-1)
+
     def log_base(self, theta: Tensor) -> Tensor:
         """Log h(θ), `(..., P)` → `(...)`; zero unless a family says otherwise."""
         return torch.zeros_like(theta[..., 0])
@@ -88,11 +93,9 @@ def entropy(family: Family, lam: Tensor) -> Tensor:
     return family.log_partition(lam) - inner(lam, family.expectation(lam)) - family.expected_log_base(lam)
 
 
-def in_domain(family: Family, lam: Tensor) -> Tensor:
-    """True where a whole λ is finite and inside the domain, `(..., R, P)` → `(...)`."""
-    bad = family.violations(lam)
-    batch = lam.dim() - 2
-    return ~bad if bad.dim() == batch else ~bad.any(-1)
+def finite(x: Tensor) -> Tensor:
+    """True where a whole matrix is finite, `(..., R, P)` → `(...)`, without memory of its size."""
+    return x.amax((-2, -1)).isfinite() & x.amin((-2, -1)).isfinite()  # both are NaN where an entry is
 
 
 def check(family: Family, lam: Tensor, name: str = "λ") -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedual.errors import DomainError, InputError
-from fedual.families.base import Family
+from fedual.families.base import Family, finite
 from fedual.families.quadrature import Rule
 
 LOG_2PI = math.log(2 * math.pi)
@@ -123,6 +123,10 @@ class Diagonal(Gaussian):
     def violations(self, lam: Tensor) -> Tensor:
         """True where s ≤ 0 or an entry is not finite."""
         return ~(lam.isfinite().all(-2) & (lam[..., 1, :] < 0))
+
+    def inside(self, lam: Tensor) -> Tensor:
+        """Two passes over λ, and no memory of its size: every client is asked in every round."""
+        return finite(lam) & (lam[..., 1, :].amax(-1) < 0)
 
     def place(self, lam: Tensor, noise: Tensor) -> Tensor:
         """θ = m + ε/√s."""

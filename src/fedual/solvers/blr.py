@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedual.admm import Solution, Subproblem
 from fedual.errors import require_positive
-from fedual.families import Delta, Family, GaussHermite, Rule, in_domain, inner, kl
+from fedual.families import Delta, Family, GaussHermite, Rule, inner, kl
 from fedual.solvers.base import (
     Stateless,
     natural_gradient,
@@ -69,7 +69,7 @@ class BLR(Stateless):
             if t == 0:
                 require_finite(value)
             moved = self.move(problem.family, lam, stationary(problem, gradient), beta)
-            inside = in_domain(problem.family, moved) & ~lost
+            inside = problem.family.inside(moved) & ~lost
             lam = torch.where(inside[:, None, None], moved, lam)
             lost = lost | self._ran_away(problem, lam)
             if t == self.max_steps - 1:
@@ -90,7 +90,7 @@ class BLR(Stateless):
                 break
             part = problem.select(todo)
             trial = self.move(problem.family, lam[todo], target[todo], beta[todo])
-            inside = in_domain(problem.family, trial)
+            inside = problem.family.inside(trial)
             trial = torch.where(inside[:, None, None], trial, lam[todo])
             new_target, new_value, new_residual = self._look(part, trial)
             change = new_value - value[todo]

@@ -114,7 +114,9 @@ def descend(stepper: Stepper, problem: Subproblem) -> Inner:
     stay what they are.
     """
     order = torch.tensor(problem.losses.steps).argsort(descending=True, stable=True)
-    problem = problem.select(order.to(problem.eta.device))
+    sorted = bool((order.diff() > 0).all())  # as the engine gives them: nothing to copy
+    if not sorted:
+        problem = problem.select(order.to(problem.eta.device))
     losses, inner = problem.losses, stepper.begin(problem)
     if losses.compile and counted(inner["mean"].device):
         from fedual.solvers import graphs
@@ -122,6 +124,8 @@ def descend(stepper: Stepper, problem: Subproblem) -> Inner:
         inner = graphs.descend(stepper, losses, inner)
     else:
         _walk(stepper, losses, inner)
+    if sorted:
+        return inner
     back = order.argsort().to(problem.eta.device)
     return {name: value[back] for name, value in inner.items()}
 
@@ -208,9 +212,9 @@ def quadratic(problem: Subproblem) -> tuple[Tensor, Tensor]:
     family, c = problem.family, scale(problem)
     if problem.rho == 0 and not problem.eta.any():  # FedAvg
         return torch.zeros_like(c), torch.zeros_like(c)
-    offset = c * (problem.eta[:, 0] - problem.rho * problem.lam_g[0])
+    offset = (problem.eta[:, 0] - problem.rho * problem.lam_g[0]).mul_(c)
     if isinstance(family, Diagonal):
-        return offset, c * (problem.rho * family.precision(problem.lam_g) + 2 * problem.eta[:, 1])
+        return offset, (2 * problem.eta[:, 1]).add_(family.precision(problem.lam_g), alpha=problem.rho).mul_(c)
     if isinstance(family, Isotropic):
         return offset, c * problem.rho * family.delta
     if isinstance(family, FixedPrecision) and family.matrix.dim() == 1:
