@@ -78,6 +78,18 @@ def ece(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
     return float((gaps @ member).abs().sum()) / len(labels)
 
 
+def auroc(strange: Tensor, known: Tensor) -> float:
+    """The chance that a score of the strange exceeds one of the known, ties counted as half.
+
+    Args:
+        strange: Scores `(M,)` that should be high, e.g. the predictive entropy of inputs unlike the training data.
+        known: Scores `(N,)` that should be low.
+    """
+    known = known.sort().values
+    below = [torch.searchsorted(known, strange, right=right).double().mean() for right in (False, True)]
+    return float(sum(below)) / 2 / len(known)
+
+
 def rmse(prediction: Tensor, target: Tensor) -> float:
     """√(mean (f − y)²) over all examples and outputs, for a prediction and a target of the same shape."""
     return math.sqrt(float((prediction.double() - target).square().mean()))

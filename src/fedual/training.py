@@ -47,6 +47,7 @@ def fit(
     scale: float | None = None,
     participation: float = 1.0,
     schedule: Schedule = "constant",
+    decay: float = 1.0,
     noise: Mode = "shared",
     order: Mode = "shared",
     engine: Literal["vectorised", "sequential"] = "vectorised",
@@ -83,6 +84,7 @@ def fit(
         scale: Inputs are divided by it (255 for pixels stored as uint8), a batch at a time.
         participation: The fraction of clients that take part in a round, drawn at random.
         schedule: Of the learning rate over rounds: "constant" or "cosine".
+        decay: The learning rate of the r-th round is multiplied by decayʳ, r = 0, 1, …, on top of the schedule.
         noise: Who shares the Monte-Carlo noise, see `fedual.solvers.draws`.
         order: Who shares the order of batches.
         engine: "vectorised" (all clients at once) or "sequential" (one by one, to check against).
@@ -119,7 +121,7 @@ def fit(
         raise InputError(f"method = {method!r}: give a name, or what a function of `fedual.methods` returns.")
     if not isinstance(method.solver, Stepper):
         raise InputError(f"{method.solver} takes no minibatch steps: networks need IVON, SGD or Laplace as a solver.")
-    scheduled(method, schedule, 0, rounds)
+    scheduled(method, schedule, rounds - 1, rounds, decay)  # its smallest rate
 
     network = Network(model, trainable).to(resolve(device))
     if weights is not None and isinstance(clients, Clients):
@@ -149,7 +151,8 @@ def fit(
     losses = replace(losses, compile=compile)
     chunk = chunk or (choose_chunk(losses, len(data)) if engine == "vectorised" else 1)
     config = {
-        "method": repr(method),
+        # without the default of a setting that older runs did not have: they can still be resumed
+        "method": repr(method).replace(", proximal='squared'", ""),
         "rounds": rounds,
         "seed": seed,
         "clients": len(data),
@@ -168,6 +171,7 @@ def fit(
         "scale": scale,
         "participation": participation,
         "schedule": schedule,
+        "decay": decay,
         "noise": noise,
         "order": order,
         "engine": engine,

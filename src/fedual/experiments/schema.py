@@ -31,6 +31,7 @@ TRAIN: Keys = {
     "local_epochs": int,
     "local_steps": int,
     "schedule": str,
+    "decay": float,
     "noise": str,
     "order": str,
     "participation": float,

@@ -6,6 +6,9 @@ from typing import Any
 
 from fedual.errors import InputError
 
+ADDED = {"decay": 1.0}
+"""Settings that older runs do not name, and what they had."""
+
 
 def dumps(value: Any, name: str) -> str:
     """Write a value as JSON on one line; `name` is what an error calls it."""
@@ -34,6 +37,7 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, str, str]
     before, after = old.get("rounds"), new.get("rounds")
     if isinstance(before, int) and isinstance(after, int) and before <= after:
         new = {**new, "rounds": before}
+    old = {**{key: value for key, value in ADDED.items() if key in new}, **old}
     return _difference(old, new, "")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedual import admm
 from fedual.admm import Info, Method, Subproblem, Totals, Update
 from fedual.duals import Zero
-from fedual.errors import InputError
+from fedual.errors import InputError, require_positive
 from fedual.families import Gaussian, is_point
 from fedual.simulate.store import Rows, Store, create
 from fedual.solvers import Minibatches, Stepper
@@ -111,11 +111,13 @@ def finish(
     return server._replace(lam_g=lam_g, eta_sum=eta_sum, round=server.round + 1, moved=moved), info
 
 
-def scheduled(method: Method, schedule: Schedule, round: int, rounds: int) -> Method:
-    """The method of a round: the learning rate times 1, or ½(1 + cos(π·round/rounds))."""
+def scheduled(method: Method, schedule: Schedule, round: int, rounds: int, decay: float = 1.0) -> Method:
+    """The method of a round, from 0 on: the learning rate times decayʳ, and under "cosine" ½(1 + cos(π·round/rounds))."""
     if schedule not in ("constant", "cosine"):
         raise InputError(f"schedule = {schedule!r}: choose constant or cosine.")
-    if schedule == "constant":
+    require_positive("decay", decay, most=1.0)
+    factor = decay**round * (1.0 if schedule == "constant" else (1 + math.cos(math.pi * round / rounds)) / 2)
+    if factor == 1:
         return method
     assert isinstance(method.solver, Stepper)
-    return replace(method, solver=method.solver.scaled((1 + math.cos(math.pi * round / rounds)) / 2))
+    return replace(method, solver=method.solver.scaled(factor))

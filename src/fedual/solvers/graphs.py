@@ -20,6 +20,8 @@ from fedual.solvers.minibatches import Minibatches
 from fedual.solvers.network import Network
 from fedual.solvers.stochastic import Stepper, segments, take
 
+FEW = 8
+"""Convolutions of a network that is trained one client beside the other; a stack of clients with more is grouped."""
 SHRINK = 0.8
 """A graph for n clients serves down to about 0.8 n of them."""
 
@@ -85,8 +87,10 @@ class Tape:
         self.noise_now = mean.new_zeros(len(self.noise_rows), mean.shape[-1]) if stepper.draws == 1 else None
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        # convolutions with weights of their own are faster one client after the other, side by side on the GPU
-        apart = any(isinstance(module, nn.modules.conv._ConvNd) for module in losses.network.model.modules())
+        # convolutions with weights of their own are faster one client after the other, side by side on the GPU, but
+        # for networks of many small ones (ResNet-20), where launching them all takes longer
+        convolutions = sum(isinstance(module, nn.modules.conv._ConvNd) for module in losses.network.model.modules())
+        apart = 0 < convolutions <= FEW
         self.streams = [torch.cuda.Stream(mean.device) for _ in range(clients)] if apart else []
         self.slope: single.Slope | None = None
 

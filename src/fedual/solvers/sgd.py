@@ -2,7 +2,7 @@
 
     m ← argmin_m  ℓ_k(m)/τ_k + ⟨η_k, T(m)⟩ + ρ/2 ‖m − m_g‖²_{S_g}
 
-by steps on (1/N_k) times it: ĝ + A + B m (`fedual.solvers.stochastic`). The optimiser's memory starts anew each round.
+by steps on τ_k/N_k times it: ĝ + A + B m (`fedual.solvers.stochastic`). The optimiser's memory starts anew each round.
 """
 
 from dataclasses import dataclass
@@ -10,11 +10,12 @@ from typing import Literal, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from fedual.admm import Carry, Solution, Subproblem
 from fedual.errors import InputError, require_positive, require_share
-from fedual.families import Family, Gaussian, is_point
-from fedual.solvers.stochastic import Inner, Stepper, quadratic, start_mean
+from fedual.families import Family, Gaussian, Isotropic, is_point
+from fedual.solvers.stochastic import Inner, Stepper, quadratic, scale, start_mean
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class SGD(Stepper):
         eps: Of "adam".
         weight_decay: Adds weight_decay · m to the gradient of the mean loss (after `max_norm`, as in PyTorch).
         max_norm: A client's whole gradient is scaled down to this norm; None is no limit.
+        proximal: "squared", or "norm" for ρδ/2 ‖m − m_g‖ in the place of ρδ/2 ‖m − m_g‖², which is what the paper's
+            baselines ran with: a pull to m_g of the same strength at any distance. Dual and server stay the same.
     """
 
     optimiser: Literal["adam", "sgd"] = "adam"
@@ -39,10 +42,13 @@ class SGD(Stepper):
     eps: float = 1e-8
     weight_decay: float = 0.0
     max_norm: float | None = None
+    proximal: Literal["squared", "norm"] = "squared"
 
     def __post_init__(self):
         if self.optimiser not in ("adam", "sgd"):
             raise InputError(f"optimiser = {self.optimiser!r}: choose adam or sgd.")
+        if self.proximal not in ("squared", "norm"):
+            raise InputError(f"proximal = {self.proximal!r}: choose squared or norm.")
         for name in ("lr", "eps"):
             require_positive(name, getattr(self, name))
         for name in ("momentum", "beta1", "beta2"):
@@ -61,6 +67,8 @@ class SGD(Stepper):
         """Refuse a family whose precision moves too."""
         if not is_point(family):
             raise InputError(f"SGD moves a mean and needs a fixed precision (Isotropic), not {family}: use Laplace.")
+        if self.proximal == "norm" and not isinstance(family, Isotropic):
+            raise InputError(f"proximal = 'norm' has one δ for all parameters, which {family} has not: use 'squared'.")
 
     def begin(self, problem: Subproblem) -> Inner:
         """m_k = m_g (or the network's initialisation), no memory."""
@@ -69,6 +77,9 @@ class SGD(Stepper):
         mean = start_mean(problem)
         lr = mean.new_full((len(mean), 1), self.lr)
         inner = {"mean": mean, "offset": offset, "slope": slope, "lr": lr, "first": torch.zeros_like(mean)}
+        if self.proximal == "norm":  # A = c v, and half of B along (m − m_g)/‖m − m_g‖
+            centre = cast(Gaussian, problem.family).mean(problem.lam_g)
+            inner |= {"offset": scale(problem) * problem.eta[:, 0], "slope": slope / 2, "centre": centre.expand_as(mean)}
         if self.optimiser == "adam":
             inner |= {"second": torch.zeros_like(mean), "steps": mean.new_zeros(len(mean), 1)}
         return inner
@@ -76,7 +87,8 @@ class SGD(Stepper):
     def update(self, inner: Inner, gradient: Tensor, correlation: Tensor | None) -> Inner:
         """One step."""
         mean = inner["mean"]
-        gradient = gradient + inner["offset"] + inner["slope"] * mean
+        along = mean if self.proximal == "squared" else normalize(mean - inner["centre"], dim=-1)  # 0 at m_g
+        gradient = gradient + inner["offset"] + inner["slope"] * along
         if self.max_norm is not None:
             gradient = gradient * (self.max_norm / gradient.norm(dim=-1, keepdim=True)).clamp(max=1)
         if self.weight_decay:

@@ -1,0 +1,110 @@
+"""What is kept of a run for the paper's tables: one small JSON file, with all that made it and every round's figures.
+
+A cell is a scenario, a method, a seed, and a variant, which says in a few words what differs from the scenario's own
+settings: `paper` (a preset), `tau=0.03` (a setting), `central` (all examples in one place), or several with a comma.
+"""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedual.errors import DataError
+from fedual.experiments.scenario import Scenario, load
+from fedual.runs.files import replace, writing
+from fedual.runs.values import plain, without_nan
+
+Record = dict[str, Any]
+CENTRAL = ("split.kind=homogeneous", "split.clients=1", "train.local_epochs=1")
+"""All examples in one place, an epoch a round."""
+COLUMNS = (
+    "round", "accuracy", "nll", "brier", "ece", "accuracy_mc", "nll_mc", "brier_mc", "ece_mc",
+    "refused", "shortened", "seconds", "evaluation_seconds", "bytes_up", "bytes_down",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a table."""
+
+    scenario: str
+    method: str
+    seed: int
+    variant: str = ""
+
+    def load(self) -> Scenario:
+        """The scenario with the variant's settings."""
+        preset, sets = None, list[str]()
+        for word in filter(None, self.variant.split(",")):
+            if word == "central":
+                sets += CENTRAL
+            elif "=" in word:
+                sets.append(word)
+            else:
+                preset = word
+        return load(self.scenario, preset=preset, sets=sets, method=self.method)
+
+    def path(self, results: Path) -> Path:
+        """Where its record is."""
+        name = "-".join(filter(None, (self.method, self.variant, str(self.seed))))
+        return results / "records" / self.scenario / f"{name}.json"
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.scenario, self.method, self.variant, f"seed {self.seed}")))
+
+
+def write(cell: Cell, results: Path, content: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> Record:
+    """Keep a run: `content` beside the columns of its history, in six digits."""
+    columns = {key: [_short(row.get(key)) for row in history] for key in COLUMNS if any(key in row for row in history)}
+    about = {"scenario": cell.scenario, "method": cell.method, "variant": cell.variant, "seed": cell.seed}
+    record = plain(without_nan({**about, **content, "history": columns}))
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in record.items() if key != "history"]
+    rows = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in record["history"].items()]
+    text = "{\n" + ",\n".join([*lines, ' "history": {\n' + ",\n".join(rows) + "\n }"]) + "\n}\n"
+    path = cell.path(results)
+    with writing(path, len(text), "the other records are intact"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace(path, text.encode())
+    return record
+
+
+def read(path: Path) -> Record:
+    """A record, checked as far as tables depend on it."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        whole = {"scenario", "method", "variant", "seed", "config", "history", "diverged"} <= record.keys()
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
+        raise DataError(f"{path} is no record of a run ({error}): delete it, and it will be run again.") from None
+    if not whole or len({len(column) for column in record["history"].values()}) > 1:
+        raise DataError(f"{path} is not whole: delete it, and it will be run again.")
+    return record
+
+
+def read_all(results: Path) -> list[Record]:
+    """Every record of a results folder."""
+    return [read(path) for path in sorted((results / "records").glob("*/*.json"))]
+
+
+def current(cell: Cell, record: Record) -> bool:
+    """Whether a record was made with the settings that its cell has now."""
+    scenario = cell.load()
+    same = plain({**scenario.describe(), "validation": 0.0}) == record["config"]["scenario"]
+    return same and record["config"]["rounds"] == scenario.train["rounds"]
+
+
+def logged(record: Record, key: str, round: int) -> float | None:
+    """A figure at a round as the paper logs it: the mean of this round and the two before.
+
+    None where the run did not get there, or the method has no such figure.
+    """
+    history = record["history"]
+    values = dict(zip(history["round"], history.get(key, ()), strict=False))
+    window = [values.get(r) for r in range(max(1, round - 2), round + 1)]
+    known = [value for value in window if value is not None]
+    return statistics.fmean(known) if values.get(round) is not None else None
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value

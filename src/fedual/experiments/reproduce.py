@@ -1,0 +1,170 @@
+"""The cells of the paper's tables, and how they are run: each once, its record kept.
+
+| name   | the paper's                         | scenarios                                        |
+|--------|-------------------------------------|--------------------------------------------------|
+| table1 | Table 1: 10, 25, 50 rounds          | FMNIST (100 clients; 10 homogeneous), CIFAR-10   |
+| table2 | Table 2: 25, 50, 100 rounds         | MNIST, CIFAR-100 (here: CIFAR-10, shortened)     |
+| table3 | Table 3: more on 10 clients         | FMNIST (10 clients, heterogeneous)               |
+| pvi    | Table 4: IVON-PVI and IVON-ADMM     | MNIST, FMNIST in the place of CIFAR-100          |
+| tau    | Table 5: temperature                | MNIST, FMNIST in the place of CIFAR-100          |
+| rho    | Table 6: clients' inverse step size | MNIST, FMNIST in the place of CIFAR-100          |
+| fig2   | Figure 2: convergence               | all of them                                      |
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedual import data
+from fedual.errors import DivergedError, InputError
+from fedual.evaluate import auroc
+from fedual.experiments import records
+from fedual.experiments.federation import execute
+from fedual.experiments.records import Cell, Record
+from fedual.posterior import Prediction
+from fedual.runs import environment
+from fedual.runs.run import Run
+
+SEEDS = (62, 63, 64)
+METHODS = ("ivon-admm", "fedavg", "fedprox", "feddyn", "fedlap", "fedlap-cov", "ivon-pvi")
+FMNIST, MNIST = ("fmnist-heterog-10", (10, 25, 50)), ("mnist-2class-100", (25, 50, 100))
+SHORTENED = ("cifar10-resnet20-heterog-10", (5, 10))
+"""In the place of CIFAR-100, which cannot be had everywhere."""
+TAUS = ("0.0003", "0.003", "0.01", "0.03", "0.1"), ("0.001", "0.003", "0.03", "0.1")
+RHOS = ("0.01", "0.02", "0.1", "0.2", "0.5"), ("0.02", "0.05", "0.2", "0.5", "5.0")
+
+
+class Part(NamedTuple):
+    """A block of a table: one scenario, the rounds at which it is read, and what is run on it."""
+
+    scenario: str
+    rounds: tuple[int, ...]
+    runs: tuple[tuple[str, str], ...]  # method, variant
+
+
+def _whole(scenario: str, rounds: tuple[int, ...]) -> Part:
+    every = [(method, "") for method in METHODS]
+    return Part(scenario, rounds, (*every, ("ivon-admm", "paper"), ("fedavg", "central")))
+
+
+def _varied(key: str, values: Sequence[Sequence[str]]) -> tuple[Part, ...]:
+    return tuple(
+        Part(*place, (("ivon-admm", ""), *(("ivon-admm", f"{key}={value}") for value in some)))
+        for place, some in zip((FMNIST, MNIST), values, strict=True)
+    )
+
+
+TABLES: dict[str, tuple[Part, ...]] = {
+    "table1": tuple(
+        _whole(name, (10, 25, 50))
+        for name in ("fmnist-heterog-100", "fmnist-homog-10", "cifar10-zenke-heterog-10", "cifar10-acar-heterog-10")
+    ),
+    "table2": (_whole(*MNIST), Part(*SHORTENED, (("ivon-admm", ""), ("fedavg", "")))),
+    "table3": (_whole(*FMNIST),),
+    "pvi": tuple(Part(*place, (("ivon-pvi", ""), ("ivon-admm", ""))) for place in (FMNIST, MNIST)),
+    "tau": _varied("tau", TAUS),
+    "rho": _varied("rho", RHOS),
+}
+TABLES["fig2"] = tuple(part for name in ("table1", "table2", "table3") for part in TABLES[name])
+TITLES = {
+    "table1": "Table 1: after 10, 25 and 50 rounds",
+    "table2": "Table 2: after 25, 50 and 100 rounds",
+    "table3": "Table 3: 10 clients, a tenth of Fashion-MNIST",
+    "pvi": "IVON-PVI and IVON-ADMM",
+    "tau": "Temperature τ of IVON-ADMM",
+    "rho": "Inverse step size ρ of IVON-ADMM's clients",
+    "fig2": "Convergence",
+}
+
+
+def parts(name: str) -> tuple[Part, ...]:
+    """The blocks of a table."""
+    if name not in TABLES:
+        raise InputError(f"There is no table {name!r}: choose one of {', '.join(TABLES)}.")
+    return TABLES[name]
+
+
+def cells(
+    name: str, scenarios: Sequence[str] = (), methods: Sequence[str] = (), seeds: Sequence[int] = ()
+) -> list[Cell]:
+    """The runs that a table needs, seed by seed, so that every method has one before any has two.
+
+    Args:
+        name: One of `TABLES`.
+        scenarios: Only these, if any are named; so with `methods` and `seeds`.
+        methods: "ivon-admm", or with its variant "ivon-admm:paper".
+        seeds: The paper's if none.
+    """
+    found = [
+        Cell(part.scenario, method, seed, variant)
+        for seed in seeds or SEEDS
+        for part in parts(name)
+        for method, variant in part.runs
+        if part.scenario in (scenarios or (part.scenario,))
+        and (not methods or f"{method}:{variant}".rstrip(":") in methods)
+    ]
+    if not found:
+        asked = ", ".join([*scenarios, *methods])
+        known = ", ".join(sorted({f"{m}:{v}".rstrip(":") for part in parts(name) for m, v in part.runs}))
+        places = ", ".join(part.scenario for part in parts(name))
+        raise InputError(f"{name} has no cell with {asked}: its scenarios are {places}, its methods {known}.")
+    return found
+
+
+def missing(wanted: Sequence[Cell], results: Path) -> list[Cell]:
+    """Those without a record of their present settings."""
+    return [cell for cell in wanted if not ((path := cell.path(results)).exists() and _current(cell, path))]
+
+
+def run(cell: Cell, results: Path, *, watch: Callable[[str, int], Any], **options: Any) -> Record:
+    """Run a cell and keep its record; that it diverged is a result.
+
+    Args:
+        cell: What to run.
+        results: Folder of the records.
+        watch: Given a label and the number of rounds, the run's callback.
+        options: Further arguments of `execute`: root, device.
+    """
+    scenario, began, diverged = cell.load(), time.perf_counter(), None
+    callbacks = [watch(str(cell), scenario.train["rounds"])]
+    try:
+        done = execute(scenario, cell.seed, callbacks=callbacks, **options)
+    except DivergedError as error:
+        done, diverged = error.run, str(error)
+    assert isinstance(done, Run)
+    content = {
+        "diverged": diverged,
+        "total_seconds": round(time.perf_counter() - began, 2),
+        "outliers": {} if diverged else outliers(done, scenario.data["name"], options.get("root")),
+        "environment": environment(),
+        "config": done.config,
+    }
+    return records.write(cell, results, content, done.history)
+
+
+def outliers(done: Run, trained_on: str, root: Any = None) -> dict[str, float]:
+    """AUROC of the predictive entropy: images of another data set (MNIST, FMNIST) against the test set.
+
+    The other images are stored like the network's own, and are divided by the same scale.
+    """
+    other = {"mnist": "fmnist", "fmnist": "mnist"}.get(trained_on)
+    if other is None:
+        return {}
+    posterior, found = done.posterior, {"data": other}
+    known, strange = data.load(trained_on, root).x_test, data.load(other, root).x_test
+    with torch.no_grad():
+        for key, samples in (("auroc", 0), ("auroc_mc", 32)):
+            entropies = []
+            for x in (strange, known):
+                prediction = posterior.predict(x, samples)
+                assert isinstance(prediction, Prediction)
+                entropies.append(prediction.entropy)
+            found[key] = auroc(*entropies)
+    return found
+
+
+def _current(cell: Cell, path: Path) -> bool:
+    return records.current(cell, records.read(path))
