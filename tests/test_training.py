@@ -1,5 +1,6 @@
 """The front door on problems that take milliseconds: what a run records, what it depends on, how it fails."""
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 from fedual import methods
 from fedual.duals import Expectation
+from fedual.errors import InputError
 from fedual.models import build
 from fedual.posterior import Posterior, Prediction, RegressionPrediction
 from fedual.runs import RunDirectory
@@ -178,6 +180,51 @@ class TestSettings:
             assert record["dual"] == pytest.approx(0.3 * (1 + math.cos(math.pi * number / 4)) / 2 * norm)
         constant = train(method, 4, clients=[(x, y)], batch_size=8)
         assert not torch.allclose(constant.posterior.lam, run.posterior.lam)
+
+    @pytest.mark.parametrize("schedule", ["constant", "cosine"])
+    def test_the_decay_is_in_the_size_of_the_steps(self, schedule):
+        """Two rounds of one step are two steps of gradient descent, the second decay · lr (· ½ under a cosine)."""
+        x, y = pairs([8])[0]
+        method = methods.fedavg(SGD(lr=0.3, optimiser="sgd"))
+        run = train(method, 2, clients=[(x, y)], batch_size=8, schedule=schedule, decay=0.7)
+        model = mlp()
+        for rate in (0.3, 0.3 * 0.7 * (0.5 if schedule == "cosine" else 1)):
+            model.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            torch.optim.SGD(model.parameters(), lr=rate).step()
+        expected = torch.cat([value.flatten() for value in model.parameters()]).detach()
+        torch.testing.assert_close(run.posterior.mean, expected, rtol=1e-10, atol=1e-10)
+
+    @pytest.mark.parametrize("decay", [0, -0.5, 1.5, math.nan, "slow", True])
+    def test_a_decay_that_is_none_is_refused(self, decay):
+        with pytest.raises(InputError, match=f"decay = {decay!r}: it must be a positive, finite number of at most 1"):
+            train("fedavg", decay=decay)
+
+    def test_a_rate_that_would_decay_to_nothing_is_refused_before_the_first_round(self):
+        with pytest.raises(InputError, match=r"lr = 0\.0"):
+            train("fedavg", 200, decay=0.01, callbacks=[lambda run, record: pytest.fail("it started")])
+
+    def test_a_resumed_run_keeps_its_decay(self, tmp_path: Path):
+        whole = train("fedavg", 3, decay=0.9)
+        train("fedavg", 1, decay=0.9, out=tmp_path)
+        with pytest.raises(InputError, match=r"decay = 0\.9, not 1\.0: resume with the same settings"):
+            train("fedavg", 3, out=tmp_path, resume=True)
+        assert torch.equal(train("fedavg", 3, decay=0.9, out=tmp_path, resume=True).posterior.lam, whole.posterior.lam)
+
+    def test_folders_older_than_a_setting_are_resumed_with_its_default(self, tmp_path: Path):
+        """A config.json as it was before `decay` and SGD's `proximal`."""
+        squared, norm = (methods.fedprox(solver=SGD(proximal=proximal)) for proximal in ("squared", "norm"))
+        train(squared, 1, out=tmp_path)
+        file = tmp_path / "config.json"
+        old = {key: value for key, value in json.loads(file.read_text()).items() if key != "decay"}
+        assert "proximal" not in old["method"]
+        file.write_text(json.dumps(old))
+        with pytest.raises(InputError, match=r"decay = 1\.0, not 0\.9"):
+            train(squared, 2, decay=0.9, out=tmp_path, resume=True)
+        with pytest.raises(InputError, match=r"method = .*, not .*proximal='norm'"):
+            train(norm, 2, out=tmp_path, resume=True)
+        assert torch.equal(train(squared, 2, out=tmp_path, resume=True).posterior.lam, train(squared, 2).posterior.lam)
+        assert json.loads(file.read_text())["decay"] == 1.0
 
     def test_whole_weights_are_repeated_examples(self):
         method = methods.fedavg(SGD(lr=0.3, optimiser="sgd"))

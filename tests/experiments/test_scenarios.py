@@ -89,6 +89,14 @@ def test_paper_preset_fixes_noise_and_order(name: str):
     assert paper.preset == "paper"
 
 
+@pytest.mark.parametrize("method", ["fedprox", "feddyn", "fedlap"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_paper_preset_does_not_square_the_norm(name: str, method: str):
+    plain, paper = load(name, method=method), load(name, method=method, preset="paper")
+    assert paper.settings == {**plain.settings, "proximal": "norm"}
+    assert paper.build().solver.proximal == "norm"  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("name", ["digits-heterog-10", "digits-homog-10"])
 def test_every_method_has_equally_many_trials_and_each_builds(name: str):
     trials = {method: load(name, method=method).trials() for _, method in TABLES if _ == name}
@@ -130,6 +138,7 @@ def test_reading_and_listing_do_without_torch():
         ("train.batch_size=16", "train", "batch_size", 16),
         ("noise=shared-fixed", "train", "noise", "shared-fixed"),
         ('noise="independent"', "train", "noise", "independent"),
+        ("decay=0.992", "train", "decay", 0.992),
         ("split.clients=20", "split", "clients", 20),
         ("class_concentration=0.1", "split", "class_concentration", 0.1),
         ("fraction=0.25", "data", "fraction", 0.25),

@@ -25,6 +25,7 @@ from fedual.training import fit
 METHODS = {
     "ivon-admm": methods.ivon_admm(solver=IVON(lr=0.05, beta1=0.83, beta2=0.99)),
     "fedavg": methods.fedavg(SGD(lr=0.05, beta1=0.83)),
+    "fedlap": methods.fedlap(delta=2.0, solver=SGD(lr=0.05, beta1=0.83, proximal="norm")),
 }
 """Settings of this file alone: what is compiled is kept for each stepper."""
 
@@ -64,7 +65,7 @@ def differ(one: Run, other: Run) -> float:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own, while it compiles
 @pytest.mark.parametrize(
     ("name", "noises"),
-    [("ivon-admm", ("shared", "independent")), ("fedavg", ("shared",))],
+    [("ivon-admm", ("shared", "independent")), ("fedavg", ("shared",)), ("fedlap", ("shared",))],
     ids=list(METHODS),
 )
 def test_compiled_as_it_is_and_as_one_by_one(caplog, name, noises):

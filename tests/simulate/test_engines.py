@@ -255,6 +255,15 @@ def test_a_cosine_schedule_scales_the_learning_rate():
     assert scheduled(method, "constant", 3, 4) is method
 
 
+def test_a_decay_scales_the_learning_rate_on_top_of_the_schedule():
+    from fedual.simulate.state import scheduled
+
+    method = methods.fedavg(SGD(lr=0.4))
+    rate = lambda schedule, number: scheduled(method, schedule, number, 4, 0.5).solver.lr  # type: ignore[attr-defined]
+    assert [rate("constant", number) for number in range(4)] == [0.4, 0.2, 0.1, 0.05]
+    assert rate("cosine", 2) == pytest.approx(0.4 * 0.5 * 0.25)
+
+
 def test_a_gpu_repeats_itself_bit_for_bit_and_the_users_settings_come_back():
     """Only the switches, which need no GPU."""
     assert not torch.are_deterministic_algorithms_enabled()

@@ -108,6 +108,26 @@ def test_it_is_pytorchs_optimiser(name, family):
             torch.testing.assert_close(ours[step][client], theta.data, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("moved", [True, False])
+@pytest.mark.parametrize("name", TORCH)
+def test_proximal_norm_is_pytorchs_optimiser_on_the_norm_not_squared(name, moved):
+    """From m_g, where PyTorch's gradient of the norm is zero too, or from the network's initialisation."""
+    settings, make = TORCH[name]
+    family, losses = Isotropic(3.0), Quadratic()
+    given = problem(family, losses, None if moved else normal((DIM,), 9))
+    m_g = family.mean(given.lam_g)
+    ours = list(means(SGD(**{"lr": 0.05, "optimiser": "sgd", "proximal": "norm", **settings}), given))
+    for client in range(2):
+        theta = nn.Parameter(m_g.clone() if moved else normal((DIM,), 9))
+        optimiser = make([theta])
+        for step in range(STEPS):
+            optimiser.zero_grad()
+            rest = given.eta[client, 0] @ theta + given.rho / 2 * 3.0 * (theta - m_g).norm()
+            (losses.value(theta, step, client) + given.tau[client] / SIZES[client] * rest).backward()
+            optimiser.step()
+            torch.testing.assert_close(ours[step][client], theta.data, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("decay", [0.0, 1e6])
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_max_norm_is_clip_grad_norm(optimiser, decay):
@@ -173,6 +193,7 @@ def test_eq32_laplace_adds_the_curvature_of_the_loss_to_the_precision():
     ("bad", "message"),
     [
         ({"optimiser": "adamw"}, "choose adam or sgd"),
+        ({"proximal": "l1"}, "proximal = 'l1': choose squared or norm"),
         ({"lr": 0.0}, "lr = 0.0"),
         ({"momentum": 1.0}, "momentum = 1.0"),
         ({"beta1": -0.1}, "beta1 = -0.1"),
@@ -194,6 +215,7 @@ def test_bad_settings_are_refused(bad, message):
     [
         (SGD(), Diagonal(), "fixed precision"),
         (SGD(), FixedPrecision(torch.eye(DIM, dtype=torch.float64)), "diagonal precision"),
+        (SGD(proximal="norm"), FixedPrecision(torch.ones(DIM, dtype=torch.float64)), "use 'squared'"),
         (Laplace(), Isotropic(1.0), "needs Diagonal"),
         (Laplace(), Full(), "diagonal precision"),
     ],
@@ -203,6 +225,11 @@ def test_other_families_are_refused(solver, family, message):
     given = problem(family, Quadratic())
     with pytest.raises(InputError, match=message):
         solver(given)
+
+
+def test_laplace_keeps_the_squared_norm():
+    with pytest.raises(InputError, match="proximal = 'norm': with a precision for each parameter use 'squared'"):
+        Laplace(proximal="norm")
 
 
 def test_losses_without_minibatches_are_refused():

@@ -112,7 +112,7 @@ def finish(
 
 
 def scheduled(method: Method, schedule: Schedule, round: int, rounds: int, decay: float = 1.0) -> Method:
-    """The method of a round, from 0 on: the learning rate times decayʳ, and under "cosine" ½(1 + cos(π·round/rounds))."""
+    """The method of a round: the learning rate times decayʳ, r = 0, 1, …, and under "cosine" ½(1 + cos(πr/rounds))."""
     if schedule not in ("constant", "cosine"):
         raise InputError(f"schedule = {schedule!r}: choose constant or cosine.")
     require_positive("decay", decay, most=1.0)

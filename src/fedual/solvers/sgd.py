@@ -78,8 +78,8 @@ class SGD(Stepper):
         lr = mean.new_full((len(mean), 1), self.lr)
         inner = {"mean": mean, "offset": offset, "slope": slope, "lr": lr, "first": torch.zeros_like(mean)}
         if self.proximal == "norm":  # A = c v, and half of B along (m − m_g)/‖m − m_g‖
-            centre = cast(Gaussian, problem.family).mean(problem.lam_g)
-            inner |= {"offset": scale(problem) * problem.eta[:, 0], "slope": slope / 2, "centre": centre.expand_as(mean)}
+            offset, centre = scale(problem) * problem.eta[:, 0], cast(Gaussian, problem.family).mean(problem.lam_g)
+            inner |= {"offset": offset, "slope": slope / 2, "centre": centre.expand_as(mean).clone()}
         if self.optimiser == "adam":
             inner |= {"second": torch.zeros_like(mean), "steps": mean.new_zeros(len(mean), 1)}
         return inner
