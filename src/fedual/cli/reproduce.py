@@ -1,0 +1,92 @@
+"""`fedual reproduce`: the paper's tables, run here or rebuilt from records."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedual.cli.run import Device, Json, Root
+from fedual.errors import DataError, InputError
+
+Name = Annotated[str, typer.Argument(help="table1, table2, table3, pvi, tau, rho, fig2 or calibration.")]
+Scenarios = Annotated[list[str] | None, typer.Option("--scenario", help="Run only cells of this scenario; repeatable.")]
+Methods = Annotated[
+    list[str] | None, typer.Option("--method", help="Run only this method, e.g. fedavg or ivon-admm:paper; repeatable.")
+]
+Seeds = Annotated[
+    list[int] | None, typer.Option("--seed", help="Run only this seed; repeatable.", show_default="62, 63, 64")
+]
+Results = Annotated[Path, typer.Option(help="Folder of the records and of the tables.")]
+From = Annotated[Path | None, typer.Option("--from", help="Only rebuild the tables from this folder: no training.")]
+Dry = Annotated[bool, typer.Option("--list", help="Only say which cells would be run.")]
+
+
+def register(parent: typer.Typer) -> None:
+    """Add `fedual reproduce` to the application."""
+    parent.command()(reproduce)
+
+
+def reproduce(
+    name: Name,
+    scenario: Scenarios = None,
+    method: Methods = None,
+    seed: Seeds = None,
+    results: Results = Path("results"),
+    source: From = None,
+    dry: Dry = False,
+    device: Device = "auto",
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Run the cells of one of the paper's tables that have no record yet, and show the table beside the paper's.
+
+    A cell whose record is in RESULTS/records is not run again, unless its settings have changed. The tables are
+    written to RESULTS/tables as Markdown, CSV and pictures.
+
+    Example: fedual reproduce table3 --method fedavg --seed 62
+    """
+    from fedual.cli.progress import progress
+    from fedual.experiments import records
+    from fedual.experiments.report import write
+    from fedual.experiments.reproduce import cells, missing, run
+
+    wanted = cells(name, scenario or (), method or (), seed or ())
+    folder = source or results
+    if source is not None and not (source / "records").is_dir():
+        raise InputError(f"{source} has no records: name the folder that holds records/SCENARIO/….")
+    todo = [] if source is not None else missing(wanted, folder)
+    if dry:
+        for cell in todo:
+            typer.echo(str(cell))
+        typer.echo(f"{len(todo)} of {len(wanted)} cells have no record in {folder}")
+        return
+    left_out: list[str] = []
+    with progress() as watch:
+        for number, cell in enumerate(todo, 1):
+            label = lambda text, rounds, number=number: watch(f"{number}/{len(todo)} {text}", rounds)
+            try:
+                record = run(cell, folder, watch=label, device=device, root=root)
+            except DataError as error:
+                left_out.append(f"{cell}: {error}")
+                continue
+            Console(stderr=True).print(_line(record), highlight=False)
+    text, paths = write(name, records.read_all(folder), folder / "tables")
+    typer.echo(text)
+    for line in left_out:
+        typer.echo(f"left out: {line}")
+    for path in paths:
+        typer.echo(f"wrote {path}")
+    if as_json:
+        done = {"table": name, "run": len(todo) - len(left_out), "left_out": left_out, "files": [str(p) for p in paths]}
+        typer.echo(json.dumps(done))
+
+
+def _line(record: dict[str, Any]) -> str:
+    """A cell that was just run, in words."""
+    history = record["history"]
+    figures = [f"{key} {history[key][-1]:.4f}" for key in ("accuracy", "nll", "nll_mc") if history.get(key)]
+    words = [record["scenario"], record["method"], record["variant"], f"seed {record['seed']}", *figures]
+    words += [f"{record['total_seconds']:.0f} s", record["diverged"] or ""]
+    return ", ".join(filter(None, words))

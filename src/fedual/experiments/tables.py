@@ -1,0 +1,233 @@
+"""The paper's tables beside ours, from records alone.
+
+A figure of ours is the mean ± standard deviation over seeds of what `records.logged` says. Against the paper's it is
+≈ (within 2σ of the paper's, and half a unit of its last digit), ▲ better or ▼ worse.
+"""
+
+import csv
+import io
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from fedual.experiments.records import Record, logged
+from fedual.experiments.reproduce import TITLES, Part, parts
+from fedual.experiments.scenario import read
+
+METRICS = {"accuracy": (100.0, 1, True), "nll": (1.0, 3, False)}
+"""Scale, digits shown, and whether more is better."""
+NAMES = {
+    "ivon-admm": "IVON-ADMM", "ivon-pvi": "IVON-PVI", "fedavg": "FedAvg", "fedprox": "FedProx", "feddyn": "FedDyn",
+    "fedadmm": "FedADMM", "fedlap": "FedLap", "fedlap-cov": "FedLap-Cov",
+}  # fmt: skip
+LEGEND = (
+    "Ours (the paper's in brackets): ≈ within 2σ of the paper's, ▲ better, ▼ worse; **bold**: the best of ours, or not "
+    "to be told from it (difference of means below twice its standard error; with one seed, only the best)."
+)
+
+
+class Row(NamedTuple):
+    """A line of a table."""
+
+    method: str
+    variant: str
+    under: bool  # figures under q_g rather than at the mean
+
+    @property
+    def key(self) -> str:
+        """Its name among the paper's figures."""
+        return " ".join(filter(None, (self.method, self.variant, "under q_g" if self.under else "")))
+
+    @property
+    def label(self) -> str:
+        """Its name for people."""
+        if self.variant == "central":
+            return "all data in one place"
+        about = {"paper": "settings of the paper"}.get(self.variant, self.variant)
+        name = NAMES.get(self.method, self.method) + (f" ({about})" if about else "")
+        return name + (", under q_g" if self.under else "")
+
+
+class Spread(NamedTuple):
+    """Mean and standard deviation (n − 1; None for one) of n runs."""
+
+    mean: float
+    sd: float | None
+    runs: int
+
+    def show(self, digits: int) -> str:
+        """`82.5 ± 0.2`."""
+        return f"{self.mean:.{digits}f}" + ("" if self.sd is None else f" ± {self.sd:.{digits}f}")
+
+
+class Block(NamedTuple):
+    """One scenario of a table: for every row what we found and what the paper says, by (metric, round)."""
+
+    part: Part
+    ours: dict[Row, dict[tuple[str, int], Spread]]
+    paper: dict[str, dict[tuple[str, int], tuple[float, float]]]
+    seeds: dict[Row, list[int]]
+    diverged: dict[Row, list[str]]
+
+
+@cache
+def published(name: str) -> dict[str, Any]:
+    """The paper's figures of a table, by scenario, row and metric@round."""
+    text = (files("fedual.experiments") / "paper.json").read_text(encoding="utf-8")
+    return json.loads(text).get(name, {})
+
+
+def block(name: str, part: Part, found: Sequence[Record]) -> Block:
+    """What the records say about one scenario of a table."""
+    ours, seeds, diverged = {}, {}, {}
+    for method, variant in part.runs:
+        mine = [r for r in found if (r["scenario"], r["method"], r["variant"]) == (part.scenario, method, variant)]
+        for under in (False, True):
+            if under and not any("nll_mc" in record["history"] for record in mine):
+                continue
+            row = Row(method, variant, under)
+            seeds[row] = sorted(record["seed"] for record in mine)
+            diverged[row] = [f"seed {r['seed']}: {r['diverged']}" for r in mine if r["diverged"]]
+            ours[row] = {
+                (metric, round): spread
+                for metric, (scale, _, _) in METRICS.items()
+                for round in part.rounds
+                if (spread := _spread(mine, metric + "_mc" * under, round, scale))
+            }
+    return Block(part, ours, _paper(name, part.scenario), seeds, diverged)
+
+
+def verdict(metric: str, ours: float, paper: tuple[float, float], unit: float) -> str:
+    """≈, ▲ or ▼; `unit` is that of the paper's last digit."""
+    better = (ours - paper[0]) * (1 if METRICS[metric][2] else -1)
+    return "≈" if abs(better) <= 2 * paper[1] + unit / 2 + 1e-9 else "▲" if better > 0 else "▼"
+
+
+def best(found: Block, metric: str, round: int) -> list[Row]:
+    """The best row first, then those that cannot be told from it; the ceiling does not compete."""
+    rows = {row: f[metric, round] for row, f in found.ours.items() if (metric, round) in f and row.variant != "central"}
+    sign = -1 if METRICS[metric][2] else 1
+    order = sorted(rows, key=lambda row: sign * rows[row].mean)
+    return [row for row in order if row == order[0] or _same(rows[order[0]], rows[row])]
+
+
+def markdown(name: str, found: Sequence[Record]) -> str:
+    """A table as Markdown."""
+    lines = [f"## {TITLES[name]}", "", LEGEND, ""]
+    for part in parts(name):
+        lines += [f"### `{part.scenario}`: {read(part.scenario)[1]['title']}", "", *_lines(block(name, part, found))]
+    for scenario in published(name).keys() - {part.scenario for part in parts(name)}:
+        paper = _paper(name, scenario)
+        rounds = tuple(sorted({round for figures in paper.values() for _, round in figures}))
+        lines += [f"### `{scenario}`: the paper's figures; not run here", ""]
+        lines += [*_head(rounds), *(_paper_line(key, figures, rounds) for key, figures in paper.items()), ""]
+    return "\n".join(lines)
+
+
+def comma_separated(name: str, found: Sequence[Record]) -> str:
+    """A table as CSV, one figure a line."""
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow(
+        ["scenario", "method", "variant", "at", "metric", "round", "mean", "sd", "runs", "paper", "paper_sd",
+         "difference", "verdict"]
+    )  # fmt: skip
+    for part in parts(name):
+        got = block(name, part, found)
+        for row, figures in got.ours.items():
+            for (metric, round), ours in figures.items():
+                paper = got.paper.get(row.key, {}).get((metric, round))
+                rest: list[Any] = ["", "", "", ""]
+                if paper:
+                    judged = verdict(metric, ours.mean, paper, _unit(got, metric))
+                    rest = [*paper, f"{ours.mean - paper[0]:.4f}", {"≈": "within", "▲": "better", "▼": "worse"}[judged]]
+                own = [f"{ours.mean:.4f}", "" if ours.sd is None else f"{ours.sd:.4f}", ours.runs]
+                at = "q_g" if row.under else "mean"
+                out.writerow([part.scenario, row.method, row.variant, at, metric, round, *own, *rest])
+    return text.getvalue()
+
+
+def _lines(found: Block) -> list[str]:
+    """One scenario as a Markdown table, with what stood out below."""
+    columns = [(metric, round) for metric in METRICS for round in found.part.rounds]
+    first = {column: best(found, *column) for column in columns}
+    lines = _head(found.part.rounds)
+    for row, figures in found.ours.items():
+        paper = found.paper.get(row.key, {})
+        shown = [
+            _cell(column[0], figures.get(column), paper.get(column), _unit(found, column[0]), row in first[column])
+            for column in columns
+        ]
+        lines.append(f"| {row.label} | {' | '.join(shown)} | {', '.join(map(str, found.seeds[row])) or 'not run'} |")
+    for row, reasons in found.diverged.items():
+        lines += [f"\n{row.label} diverged: {'; '.join(reasons)}"] if reasons and not row.under else []
+    last = found.part.rounds[-1]
+    for metric in METRICS:
+        if rows := first[metric, last]:
+            what = "Accuracy" if metric == "accuracy" else "NLL"
+            others = ", ".join(row.label for row in rows[1:])
+            tied = f"; not to be told from it: {others}" if others else ""
+            lines.append(f"\n{what} after {last} rounds: best is {rows[0].label}{tied}.")
+    return [*lines, ""]
+
+
+def _head(rounds: Sequence[int]) -> list[str]:
+    names = [f"{what} at {round}" for what in ("accuracy %", "NLL") for round in rounds]
+    return [f"| method | {' | '.join(names)} | seeds |", "|---" * (len(names) + 2) + "|"]
+
+
+def _cell(metric: str, ours: Spread | None, paper: tuple[float, float] | None, unit: float, bold: bool) -> str:
+    digits = METRICS[metric][1]
+    text = "–" if ours is None else ours.show(digits)
+    text = f"**{text}**" if bold else text
+    if paper is None:
+        return text
+    mark = verdict(metric, ours.mean, paper, unit) if ours else ""
+    return f"{text} ({paper[0]:g} ± {paper[1]:g}) {mark}".strip()
+
+
+def _paper_line(key: str, figures: Mapping[tuple[str, int], tuple[float, float]], rounds: Sequence[int]) -> str:
+    cells = []
+    for column in ((metric, round) for metric in METRICS for round in rounds):
+        known = figures.get(column)
+        cells.append(f"({known[0]:g} ± {known[1]:g})" if known else "–")
+    return f"| {key} | {' | '.join(cells)} | not run |"
+
+
+def _paper(name: str, scenario: str) -> dict[str, dict[tuple[str, int], tuple[float, float]]]:
+    def split(figures: Mapping[str, Any]) -> dict[tuple[str, int], tuple[float, float]]:
+        known = {}
+        for key, value in figures.items():
+            metric, round = key.split("@")
+            if value is not None:
+                known[metric, int(round)] = tuple(value)
+        return known
+
+    return {key: split(figures) for key, figures in published(name).get(scenario, {}).items()}
+
+
+def _unit(found: Block, metric: str) -> float:
+    """The unit of the paper's last digit, from the most digits that it prints for a scenario."""
+    values = [
+        value for figures in found.paper.values() for (m, _), pair in figures.items() if m == metric for value in pair
+    ]
+    digits = max((len(f"{value:g}".partition(".")[2]) for value in values), default=1)
+    return 10.0**-digits
+
+
+def _spread(mine: Sequence[Record], key: str, round: int, scale: float) -> Spread | None:
+    values = [scale * value for record in mine if (value := logged(record, key, round)) is not None]
+    if not values:
+        return None
+    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+
+def _same(a: Spread, b: Spread) -> bool:
+    """Whether two means differ by less than twice the standard error of their difference."""
+    if a.sd is None or b.sd is None:
+        return False
+    return abs(a.mean - b.mean) < 2 * math.sqrt(a.sd**2 / a.runs + b.sd**2 / b.runs)
