@@ -22,7 +22,7 @@ def write(name: str, found: Sequence[Record], out: Path) -> tuple[str, list[Path
         out: Folder.
     """
     out.mkdir(parents=True, exist_ok=True)
-    began, paths = time.perf_counter(), list[Path]()
+    began, paths, drawings = time.perf_counter(), list[Path](), dict[str, Drawing]()
     if name == "calibration":
         text = calibration(found)
     elif name == "fig2":
@@ -38,10 +38,9 @@ def write(name: str, found: Sequence[Record], out: Path) -> tuple[str, list[Path
         if any(figures for block in blocks for figures in block.ours.values()):
             drawings[name] = versus.draw(blocks, TITLES[name])
     paths.insert(0, _put(out / f"{name}.md", text))
-    if name != "calibration":
-        for title, drawing in drawings.items():
-            stem = title if title in (name, "runtimes") else f"{name}-{title}"
-            paths += save(drawing, stem, out, time.perf_counter() - began)
+    for title, drawing in drawings.items():
+        stem = title if title in (name, "runtimes") else f"{name}-{title}"
+        paths += save(drawing, stem, out, time.perf_counter() - began)
     return text, paths
 
 
