@@ -17,8 +17,8 @@ from fedual.runs.files import replace, writing
 from fedual.runs.values import plain, without_nan
 
 Record = dict[str, Any]
-CENTRAL = ("split.kind=homogeneous", "split.clients=1", "train.local_epochs=1")
-"""All examples in one place, an epoch a round."""
+CENTRAL = ("split.kind=homogeneous", "split.clients=1", "train.local_epochs=1", "lr=3e-4")
+"""All examples in one place, an epoch a round, with one learning rate for all scenarios."""
 COLUMNS = (
     "round", "accuracy", "nll", "brier", "ece", "accuracy_mc", "nll_mc", "brier_mc", "ece_mc",
     "refused", "shortened", "seconds", "evaluation_seconds", "bytes_up", "bytes_down",
