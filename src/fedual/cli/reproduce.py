@@ -10,7 +10,7 @@ from rich.console import Console
 from fedual.cli.run import Device, Json, Root
 from fedual.errors import DataError, InputError
 
-Name = Annotated[str, typer.Argument(help="table1, table2, table3, pvi, tau, rho, fig2 or calibration.")]
+Name = Annotated[str, typer.Argument(help="table1, table2, table3, pvi, tau, rho, why, fig2 or calibration.")]
 Scenarios = Annotated[list[str] | None, typer.Option("--scenario", help="Run only cells of this scenario; repeatable.")]
 Methods = Annotated[
     list[str] | None, typer.Option("--method", help="Run only this method, e.g. fedavg or ivon-admm:paper; repeatable.")
@@ -62,24 +62,25 @@ def reproduce(
             typer.echo(str(cell))
         typer.echo(f"{len(todo)} of {len(wanted)} cells have no record in {folder}")
         return
-    left_out: list[str] = []
+    left_out: dict[str, list[str]] = {}  # by reason
     with progress() as watch:
         for number, cell in enumerate(todo, 1):
             label = lambda text, rounds, number=number: watch(f"{number}/{len(todo)} {text}", rounds)
             try:
                 record = run(cell, folder, watch=label, device=device, root=root)
             except DataError as error:
-                left_out.append(f"{cell}: {error}")
+                left_out.setdefault(str(error), []).append(str(cell))
                 continue
             Console(stderr=True).print(_line(record), highlight=False)
     text, paths = write(name, records.read_all(folder), folder / "tables")
     typer.echo(text)
-    for line in left_out:
-        typer.echo(f"left out: {line}")
+    for reason, some in left_out.items():
+        typer.echo(f"left out: {len(some)} cells, from {some[0]} on: {reason}")
     for path in paths:
         typer.echo(f"wrote {path}")
     if as_json:
-        done = {"table": name, "run": len(todo) - len(left_out), "left_out": left_out, "files": [str(p) for p in paths]}
+        run_now = len(todo) - sum(map(len, left_out.values()))
+        done = {"table": name, "run": run_now, "left_out": left_out, "files": [str(path) for path in paths]}
         typer.echo(json.dumps(done))
 
 

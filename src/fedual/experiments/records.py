@@ -7,13 +7,13 @@ settings: `paper` (a preset), `tau=0.03` (a setting), `central` (all examples in
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedual.errors import DataError
 from fedual.experiments.scenario import Scenario, load
-from fedual.runs.files import replace, writing
+from fedual.runs import files
 from fedual.runs.values import plain, without_nan
 
 Record = dict[str, Any]
@@ -46,6 +46,11 @@ class Cell:
                 preset = word
         return load(self.scenario, preset=preset, sets=sets, method=self.method)
 
+    def own(self) -> "Cell":
+        """Itself, or, where the variant only says what the scenario says anyway, the cell without one."""
+        plain = replace(self, variant="")
+        return plain if self.load() == plain.load() else self
+
     def path(self, results: Path) -> Path:
         """Where its record is."""
         name = "-".join(filter(None, (self.method, self.variant, str(self.seed))))
@@ -64,9 +69,9 @@ def write(cell: Cell, results: Path, content: Mapping[str, Any], history: Sequen
     rows = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in record["history"].items()]
     text = "{\n" + ",\n".join([*lines, ' "history": {\n' + ",\n".join(rows) + "\n }"]) + "\n}\n"
     path = cell.path(results)
-    with writing(path, len(text), "the other records are intact"):
+    with files.writing(path, len(text), "the other records are intact"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace(path, text.encode())
+        files.replace(path, text.encode())
     return record
 
 

@@ -33,7 +33,7 @@ def write(name: str, found: Sequence[Record], out: Path) -> tuple[str, list[Path
     else:
         text = tables.markdown(name, found)
         paths.append(_put(out / f"{name}.csv", tables.comma_separated(name, found)))
-        drawings = _curves(name, found) if name in ("pvi", "tau", "rho") else {}
+        drawings = _curves(name, found) if name in ("pvi", "tau", "rho", "why") else {}
         blocks = [tables.block(name, part, found) for part in parts(name)]
         if any(figures for block in blocks for figures in block.ours.values()):
             drawings[name] = versus.draw(blocks, TITLES[name])

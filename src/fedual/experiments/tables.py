@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from fedual.experiments.records import Record, logged
+from fedual.experiments.records import Cell, Record, logged
 from fedual.experiments.reproduce import TITLES, Part, parts
 from fedual.experiments.scenario import read
 
@@ -39,8 +39,9 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its name among the paper's figures."""
-        return " ".join(filter(None, (self.method, self.variant, "under q_g" if self.under else "")))
+        """Its name among the paper's figures, which are those of the preset `paper` too."""
+        variant = "" if self.variant == "paper" else self.variant
+        return " ".join(filter(None, (self.method, variant, "under q_g" if self.under else "")))
 
     @property
     def label(self) -> str:
@@ -48,7 +49,7 @@ class Row(NamedTuple):
         if self.variant == "central":
             return "all data in one place"
         about = {"paper": "settings of the paper"}.get(self.variant, self.variant)
-        name = NAMES.get(self.method, self.method) + (f" ({about})" if about else "")
+        name = NAMES.get(self.method, self.method) + (f" ({about.replace('paper,', 'the paper’s, ')})" if about else "")
         return name + (", under q_g" if self.under else "")
 
 
@@ -85,7 +86,8 @@ def block(name: str, part: Part, found: Sequence[Record]) -> Block:
     """What the records say about one scenario of a table."""
     ours, seeds, diverged = {}, {}, {}
     for method, variant in part.runs:
-        mine = [r for r in found if (r["scenario"], r["method"], r["variant"]) == (part.scenario, method, variant)]
+        own = Cell(part.scenario, method, 0, variant).own().variant
+        mine = [r for r in found if (r["scenario"], r["method"], r["variant"]) == (part.scenario, method, own)]
         for under in (False, True):
             if under and not any("nll_mc" in record["history"] for record in mine):
                 continue
@@ -108,8 +110,12 @@ def verdict(metric: str, ours: float, paper: tuple[float, float], unit: float) -
 
 
 def best(found: Block, metric: str, round: int) -> list[Row]:
-    """The best row first, then those that cannot be told from it; the ceiling does not compete."""
-    rows = {row: f[metric, round] for row, f in found.ours.items() if (metric, round) in f and row.variant != "central"}
+    """The best row first, then those that cannot be told from it; the ceiling and rows with diverged runs are apart."""
+    rows = {
+        row: figures[metric, round]
+        for row, figures in found.ours.items()
+        if (metric, round) in figures and row.variant != "central" and not found.diverged[row]
+    }
     sign = -1 if METRICS[metric][2] else 1
     order = sorted(rows, key=lambda row: sign * rows[row].mean)
     return [row for row in order if row == order[0] or _same(rows[order[0]], rows[row])]
@@ -120,11 +126,6 @@ def markdown(name: str, found: Sequence[Record]) -> str:
     lines = [f"## {TITLES[name]}", "", LEGEND, ""]
     for part in parts(name):
         lines += [f"### `{part.scenario}`: {read(part.scenario)[1]['title']}", "", *_lines(block(name, part, found))]
-    for scenario in published(name).keys() - {part.scenario for part in parts(name)}:
-        paper = _paper(name, scenario)
-        rounds = tuple(sorted({round for figures in paper.values() for _, round in figures}))
-        lines += [f"### `{scenario}`: the paper's figures; not run here", ""]
-        lines += [*_head(rounds), *(_paper_line(key, figures, rounds) for key, figures in paper.items()), ""]
     return "\n".join(lines)
 
 
@@ -188,14 +189,6 @@ def _cell(metric: str, ours: Spread | None, paper: tuple[float, float] | None, u
         return text
     mark = verdict(metric, ours.mean, paper, unit) if ours else ""
     return f"{text} ({paper[0]:g} ± {paper[1]:g}) {mark}".strip()
-
-
-def _paper_line(key: str, figures: Mapping[tuple[str, int], tuple[float, float]], rounds: Sequence[int]) -> str:
-    cells = []
-    for column in ((metric, round) for metric in METRICS for round in rounds):
-        known = figures.get(column)
-        cells.append(f"({known[0]:g} ± {known[1]:g})" if known else "–")
-    return f"| {key} | {' | '.join(cells)} | not run |"
 
 
 def _paper(name: str, scenario: str) -> dict[str, dict[tuple[str, int], tuple[float, float]]]:
