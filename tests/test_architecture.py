@@ -11,7 +11,7 @@ SRC = Path(__file__).parent.parent / "src" / "fedual"
 FLOORS = [
     {"errors", "_version"},
     {"families"},
-    {"admm", "duals", "servers", "solvers"},
+    {"admm", "duals", "servers", "solvers", "rounds"},
     {"methods", "models", "data"},
     {"simulate", "evaluate", "posterior", "runs", "trackers", "flower", "glm", "training", "scaling"},
     {"cli", "report", "figures", "experiments"},

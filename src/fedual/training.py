@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from fedual.admm import Method
 from fedual.errors import InputError, require_count, require_positive
 from fedual.methods import build
+from fedual.rounds import Schedule, scheduled
 from fedual.runs import RunDirectory
 from fedual.runs.run import ENGINES, Callback, Folder, Run
 from fedual.runs.run import rounds as rounds_of
 from fedual.simulate.arithmetic import Precision
-from fedual.simulate.state import Place, Schedule, begin, free_memory, scheduled
+from fedual.simulate.state import Place, begin, free_memory
 from fedual.simulate.vectorised import choose_chunk, worth_compiling
 from fedual.solvers import Clients, Draws, Laplace, Minibatches, Network, Stepper
 from fedual.solvers.checks import check, rehearse

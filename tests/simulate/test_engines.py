@@ -247,7 +247,7 @@ class TestNetwork:
 
 
 def test_a_cosine_schedule_scales_the_learning_rate():
-    from fedual.simulate.state import scheduled
+    from fedual.rounds import scheduled
 
     method = methods.fedavg(SGD(lr=0.4))
     rates = [scheduled(method, "cosine", number, 4).solver.lr for number in range(4)]  # type: ignore[attr-defined]
@@ -256,7 +256,7 @@ def test_a_cosine_schedule_scales_the_learning_rate():
 
 
 def test_a_decay_scales_the_learning_rate_on_top_of_the_schedule():
-    from fedual.simulate.state import scheduled
+    from fedual.rounds import scheduled
 
     method = methods.fedavg(SGD(lr=0.4))
     rate = lambda schedule, number: scheduled(method, schedule, number, 4, 0.5).solver.lr  # type: ignore[attr-defined]

@@ -14,10 +14,10 @@ from fedual.errors import DivergedError, DomainError
 from fedual.evaluate import evaluate
 from fedual.families import Gaussian
 from fedual.posterior import Posterior
+from fedual.rounds import ServerState, scheduled
 from fedual.runs.directory import RunDirectory
 from fedual.simulate import sequential, vectorised
 from fedual.simulate.arithmetic import arithmetic
-from fedual.simulate.state import ServerState, scheduled
 from fedual.simulate.store import Store
 from fedual.solvers import Minibatches
 from fedual.solvers.draws import counted

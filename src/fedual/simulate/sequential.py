@@ -15,7 +15,7 @@ from fedual import admm
 from fedual.admm import Carry, Info, Method, Solution, Subproblem, Totals
 from fedual.errors import InputError
 from fedual.families import Family
-from fedual.simulate.state import ServerState, finish, problem_of, rows_of
+from fedual.rounds import ServerState, finish, problem_of, rows_of
 from fedual.simulate.store import Store
 from fedual.solvers import Minibatches, Stepper
 from fedual.solvers.criteria import criterion

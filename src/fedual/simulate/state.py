@@ -1,49 +1,25 @@
-"""What a simulation carries from round to round: the server's tensors, and a row for each client in a store."""
+"""Where a simulation keeps its clients: the state before the first round, with a row for each client in a store."""
 
-import math
 import tempfile
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedual import admm
-from fedual.admm import Info, Method, Subproblem, Totals, Update
-from fedual.duals import Zero
-from fedual.errors import InputError, require_positive
-from fedual.families import Gaussian, is_point
-from fedual.simulate.store import Rows, Store, create
-from fedual.solvers import Minibatches, Stepper
+from fedual import rounds
+from fedual.admm import Method
+from fedual.rounds import ServerState
+from fedual.simulate.store import Store, create
 
 Place = Literal["auto", "memory", "disk"]
-Schedule = Literal["constant", "cosine"]
-
-
-class ServerState(NamedTuple):
-    """The server's side of `admm.State`."""
-
-    prior: Tensor  # λ_0, (R, P)
-    lam_g: Tensor
-    eta_sum: Tensor  # Σ_k η_k over all clients
-    round: int
-    start: Tensor  # (P,), the network's initialisation: clients start there until the server has moved
-    moved: bool
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds, but for the two numbers."""
-        return {"prior": self.prior, "lam_g": self.lam_g, "eta_sum": self.eta_sum, "start": self.start}
 
 
 def begin(
     method: Method, start: Tensor, num_clients: int, client_state: Place = "auto", folder: Path | None = None
 ) -> tuple[ServerState, Store]:
     """The state before the first round: the prior N(0, I/δ), a network's initialisation `start` `(P,)`, duals zero.
-
-    A client's row holds what the method needs and no more: η_k unless there is no dual, λ_k where the server asks for
-    its change, and what the solver carries.
 
     Args:
         method: What will be run.
@@ -52,22 +28,13 @@ def begin(
         client_state: Where the rows are: in memory (the device's, if they fit), or on disk.
         folder: For rows on disk; the system's temporary folder if None.
     """
-    family = cast(Gaussian, method.family)
-    zero = torch.zeros_like(start)
-    prior = family.natural(zero, None if is_point(family) else method.delta)
-    lam_g = admm.server_start(method, prior, start)
-    rows: Rows = {} if isinstance(method.dual, Zero) else {"eta": torch.zeros_like(prior)}
-    if method.server.remembers:
-        rows["lam"] = lam_g
-    carried = method.solver.init(family, prior, 1)
-    rows |= {f"solver.{name}": value[0] for name, value in carried.items()}
-
+    server, rows = rounds.begin(method, start)
     nbytes = num_clients * sum(value.nbytes for value in rows.values())
     if nbytes > free_memory(start.device) // 3:
         rows = {name: value.cpu() for name, value in rows.items()}
     on_disk = client_state == "disk" or (client_state == "auto" and nbytes > free_memory(torch.device("cpu")) // 3)
     store = create(rows, num_clients, folder=(folder or Path(tempfile.gettempdir())) if on_disk else None)
-    return ServerState(prior, lam_g, torch.zeros_like(prior), 0, start, False), store
+    return server, store
 
 
 def free_memory(device: torch.device) -> int:
@@ -82,42 +49,3 @@ def free_memory(device: torch.device) -> int:
         limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
         free.append(limit - used)
     return min(free)
-
-
-def problem_of(method: Method, server: ServerState, losses: Minibatches, rows: Rows) -> Subproblem:
-    """Eq. 15 for the clients of `losses`, whose rows these are."""
-    rows = {name: value.to(server.lam_g.device) for name, value in rows.items()}
-    eta = rows.get("eta", torch.zeros_like(server.lam_g).expand(len(losses), -1, -1))
-    carry = {name.removeprefix("solver."): value for name, value in rows.items() if name.startswith("solver.")}
-    return admm.subproblem(method, losses, eta, server.lam_g, carry, None if server.moved else server.start)
-
-
-def rows_of(update: Update, names: tuple[str, ...]) -> Rows:
-    """What clients whose update counts keep."""
-    found = {"eta": update.eta, "lam": update.lam, **{f"solver.{name}": value for name, value in update.carry.items()}}
-    return {name: found[name][update.rows] for name in names}
-
-
-def finish(
-    method: Method, server: ServerState, totals: Totals, active: Tensor, counted: Tensor
-) -> tuple[ServerState, Info]:
-    """Line 3, from the sums over the clients that count."""
-    eta_sum = server.eta_sum + totals.eta
-    lam_g, shortened = admm.server_update(method, server.lam_g, server.prior, eta_sum, totals, len(counted))
-    took_part = torch.zeros_like(counted).index_fill(0, active, True)
-    change = float((lam_g - server.lam_g).norm())
-    info = Info(counted, took_part & ~counted, shortened, totals.residual, change)
-    moved = server.moved or totals.count > 0
-    return server._replace(lam_g=lam_g, eta_sum=eta_sum, round=server.round + 1, moved=moved), info
-
-
-def scheduled(method: Method, schedule: Schedule, round: int, rounds: int, decay: float = 1.0) -> Method:
-    """The method of a round: the learning rate times decayʳ, r = 0, 1, …, and under "cosine" ½(1 + cos(πr/rounds))."""
-    if schedule not in ("constant", "cosine"):
-        raise InputError(f"schedule = {schedule!r}: choose constant or cosine.")
-    require_positive("decay", decay, most=1.0)
-    factor = decay**round * (1.0 if schedule == "constant" else (1 + math.cos(math.pi * round / rounds)) / 2)
-    if factor == 1:
-        return method
-    assert isinstance(method.solver, Stepper)
-    return replace(method, solver=method.solver.scaled(factor))

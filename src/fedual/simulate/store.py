@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from fedual.errors import DataError, InputError
-
-Rows = dict[str, Tensor]
-"""Named tensors with a leading axis: one row for each client asked for."""
+from fedual.rounds import Rows
 
 
 class Store(Protocol):

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedual import admm
 from fedual.admm import Info, Method, Totals, Update
-from fedual.simulate.state import ServerState, finish, free_memory, problem_of, rows_of
+from fedual.rounds import ServerState, finish, problem_of, rows_of
+from fedual.simulate.state import free_memory
 from fedual.simulate.store import Store
 from fedual.solvers import Minibatches
 from fedual.solvers.stochastic import segments
