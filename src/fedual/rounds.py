@@ -38,11 +38,8 @@ class ServerState(NamedTuple):
         return {name: value for name, value in named.items() if value is not None}
 
 
-def begin(method: Method, start: Tensor | None, prior: Tensor | None = None) -> tuple[ServerState, Rows]:
-    """The server before the first round, and the row of a client that has not taken part: duals zero.
-
-    A client's row holds what the method needs and no more: η_k unless there is no dual, λ_k where the server asks for
-    its change, and what the solver carries.
+def begin(method: Method, start: Tensor | None, prior: Tensor | None = None) -> ServerState:
+    """The server before the first round.
 
     Args:
         method: What will be run.
@@ -54,12 +51,20 @@ def begin(method: Method, start: Tensor | None, prior: Tensor | None = None) -> 
         family = cast(Gaussian, method.family)
         prior = family.natural(torch.zeros_like(start), None if is_point(family) else method.delta)
     lam_g = admm.server_start(method, prior, start)
-    rows: Rows = {} if isinstance(method.dual, Zero) else {"eta": torch.zeros_like(prior)}
+    return ServerState(prior, lam_g, torch.zeros_like(prior), 0, start, False)
+
+
+def row(method: Method, first: Tensor) -> Rows:
+    """What a client keeps that has not taken part yet: its dual is zero; `first` is the first λ_g, `(R, P)`.
+
+    It holds what the method needs and no more: η_k unless there is no dual, λ_k where the server asks for its change,
+    and what the solver carries.
+    """
+    rows: Rows = {} if isinstance(method.dual, Zero) else {"eta": torch.zeros_like(first)}
     if method.server.remembers:
-        rows["lam"] = lam_g
-    carried = method.solver.init(method.family, prior, 1)
-    rows |= {f"solver.{name}": value[0] for name, value in carried.items()}
-    return ServerState(prior, lam_g, torch.zeros_like(prior), 0, start, False), rows
+        rows["lam"] = first
+    carried = method.solver.init(method.family, first, 1)
+    return rows | {f"solver.{name}": value[0] for name, value in carried.items()}
 
 
 def problem_of(method: Method, server: ServerState, losses: Any, rows: Rows) -> Subproblem:

@@ -28,7 +28,8 @@ def begin(
         client_state: Where the rows are: in memory (the device's, if they fit), or on disk.
         folder: For rows on disk; the system's temporary folder if None.
     """
-    server, rows = rounds.begin(method, start)
+    server = rounds.begin(method, start)
+    rows = rounds.row(method, server.lam_g)
     nbytes = num_clients * sum(value.nbytes for value in rows.values())
     if nbytes > free_memory(start.device) // 3:
         rows = {name: value.cpu() for name, value in rows.items()}

@@ -117,5 +117,8 @@ class Draws:
         if fraction == 1:
             return torch.arange(num_clients)
         number = max(1, int(fraction * num_clients + 0.5))
-        source = generator("cpu", self.seed, PARTICIPANTS, round)
-        return torch.randperm(num_clients, generator=source)[:number].sort().values
+        return self.turn(round, num_clients)[:number].sort().values
+
+    def turn(self, round: int, num_clients: int) -> Tensor:
+        """All clients in the order in which they are asked to take part in a round."""
+        return torch.randperm(num_clients, generator=generator("cpu", self.seed, PARTICIPANTS, round))
