@@ -15,6 +15,7 @@ from pathlib import Path
 from fedual.errors import DivergedError
 from fedual.experiments import load
 from fedual.experiments.federation import execute
+from fedual.experiments.reproduce import SEEDS
 from fedual.runs import environment
 from fedual.runs.values import without_nan
 
@@ -38,12 +39,17 @@ def main() -> None:
     parser.add_argument("--root")
     parser.add_argument("--out", type=Path, default=Path("results/tuning"))
     args = parser.parse_args()
+    if reported := set(args.seed) & set(SEEDS):
+        parser.error(f"--seed {min(reported)} is one of those that are reported: tune on others")
+    if not 0 < args.validation < 1:
+        parser.error(f"--validation {args.validation}: above 0 and below 1, or the test set would choose the settings")
     args.out.mkdir(parents=True, exist_ok=True)
+    seeds: list[int] = args.seed
     common = ["train.samples=0", f"train.evaluate_every={args.every}"]
     common += [f"train.rounds={args.rounds}"] if args.rounds else []
     for spec in args.specs:
         method, grid = trials(spec)
-        for sets, seed in product(grid, args.seed):
+        for sets, seed in product(grid, seeds):
             began, diverged = time.perf_counter(), None
             scenario = load(args.scenario, sets=[*common, *sets], method=method)
             try:

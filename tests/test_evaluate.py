@@ -10,7 +10,7 @@ from scipy.special import log_softmax, logsumexp, softmax
 from torch import Tensor, nn
 
 from fedual.errors import DomainError, InputError
-from fedual.evaluate import accuracy, brier, draws, ece, evaluate, gaussian_nll, nll, rmse
+from fedual.evaluate import accuracy, auroc, brier, draws, ece, evaluate, gaussian_nll, nll, rmse
 from fedual.families import Diagonal, FixedPrecision, Gaussian, Isotropic
 from fedual.models import mlp
 from fedual.solvers.network import Network
@@ -51,6 +51,47 @@ def test_metrics_are_those_of_plain_loops(size: tuple[int, int, int]):
     found = {"accuracy": accuracy(p, labels), "nll": nll(log_p, labels)}
     found |= {"brier": brier(p, labels), "ece": ece(p, labels)}
     assert found == pytest.approx(loops(log_p.numpy(), labels.numpy()), abs=1e-12)
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=30),
+    st.lists(st.integers(0, 6), min_size=1, max_size=30),
+)
+def test_auroc_is_that_of_sklearn(strange: list[int], known: list[int]):
+    """Seven values for up to sixty scores: most are tied."""
+    metrics = pytest.importorskip("sklearn.metrics")
+    scores = [torch.tensor(some) / 3 for some in (strange, known)]
+    wanted = metrics.roc_auc_score([1] * len(strange) + [0] * len(known), torch.cat(scores).numpy())
+    assert auroc(*scores) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_auroc_of_many_different_scores_is_that_of_sklearn():
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    strange, known = rng.normal(0.5, size=3000).astype(np.float32), rng.normal(size=2000).astype(np.float32)
+    wanted = metrics.roc_auc_score([1] * 3000 + [0] * 2000, np.concatenate([strange, known]))
+    assert auroc(torch.tensor(strange), torch.tensor(known)) == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("strange", "known", "area"),
+    [([3.0, 4.0], [1.0, 2.0], 1.0), ([1.0, 2.0], [3.0, 4.0], 0.0), ([5.0, 5.0], [5.0, 5.0, 5.0], 0.5)],
+)
+def test_auroc_at_its_extremes(strange: list[float], known: list[float], area: float):
+    assert auroc(torch.tensor(strange), torch.tensor(known)) == area
+
+
+@pytest.mark.parametrize(
+    ("strange", "known", "message"),
+    [
+        (torch.ones(2, 2), torch.ones(2), r"strange scores of shape \(2, 2\)"),
+        (torch.ones(2), torch.ones(0), r"known scores of shape \(0,\)"),
+        (torch.tensor([0.0, math.nan]), torch.ones(2), r"strange .* with 1 NaNs"),
+    ],
+)
+def test_auroc_refuses_what_are_no_scores(strange: Tensor, known: Tensor, message: str):
+    with pytest.raises(InputError, match=message):
+        auroc(strange, known)
 
 
 def test_metrics_are_those_of_sklearn():

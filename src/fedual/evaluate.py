@@ -85,6 +85,10 @@ def auroc(strange: Tensor, known: Tensor) -> float:
         strange: Scores `(M,)` that should be high, e.g. the predictive entropy of inputs unlike the training data.
         known: Scores `(N,)` that should be low.
     """
+    for name, scores in (("strange", strange), ("known", known)):
+        if scores.dim() != 1 or not len(scores) or scores.isnan().any():
+            shape, nans = tuple(scores.shape), int(scores.isnan().sum())
+            raise InputError(f"auroc got {name} scores of shape {shape} with {nans} NaNs: give (N,) numbers, N ≥ 1.")
     known = known.sort().values
     below = [torch.searchsorted(known, strange, right=right).double().mean() for right in (False, True)]
     return float(sum(below)) / 2 / len(known)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedual.errors import DataError
+from fedual.errors import DataError, InputError
 from fedual.experiments.scenario import Scenario, load
 from fedual.runs import files
 from fedual.runs.values import plain, without_nan
@@ -48,8 +48,8 @@ class Cell:
 
     def own(self) -> "Cell":
         """Itself, or, where the variant only says what the scenario says anyway, the cell without one."""
-        plain = replace(self, variant="")
-        return plain if self.load() == plain.load() else self
+        bare = replace(self, variant="")
+        return bare if self.load() == bare.load() else self
 
     def path(self, results: Path) -> Path:
         """Where its record is."""
@@ -62,7 +62,8 @@ class Cell:
 
 def write(cell: Cell, results: Path, content: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> Record:
     """Keep a run: `content` beside the columns of its history, in six digits."""
-    columns = {key: [_short(row.get(key)) for row in history] for key in COLUMNS if any(key in row for row in history)}
+    known = [key for key in COLUMNS if not history or any(key in row for row in history)]  # all, of no rounds
+    columns = {key: [_short(row.get(key)) for row in history] for key in known}
     about = {"scenario": cell.scenario, "method": cell.method, "variant": cell.variant, "seed": cell.seed}
     record = plain(without_nan({**about, **content, "history": columns}))
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in record.items() if key != "history"]
@@ -79,11 +80,12 @@ def read(path: Path) -> Record:
     """A record, checked as far as tables depend on it."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        whole = {"scenario", "method", "variant", "seed", "config", "history", "diverged"} <= record.keys()
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise DataError(f"{path} is no record of a run ({error}): delete it, and it will be run again.") from None
-    if not whole or len({len(column) for column in record["history"].values()}) > 1:
+    if not _whole(record):
         raise DataError(f"{path} is not whole: delete it, and it will be run again.")
+    if (own := cell_of(record).path(path.parents[2])) != path:  # a copy would count twice
+        raise DataError(f"{path} is the record of {cell_of(record)}: move it to {own}, or delete it.")
     return record
 
 
@@ -92,9 +94,17 @@ def read_all(results: Path) -> list[Record]:
     return [read(path) for path in sorted((results / "records").glob("*/*.json"))]
 
 
-def current(cell: Cell, record: Record) -> bool:
+def cell_of(record: Record) -> Cell:
+    """The cell that a record is of."""
+    return Cell(record["scenario"], record["method"], record["seed"], record["variant"])
+
+
+def current(record: Record) -> bool:
     """Whether a record was made with the settings that its cell has now."""
-    scenario = cell.load()
+    try:
+        scenario = cell_of(record).load()
+    except InputError:  # a scenario, preset or setting that is no more
+        return False
     same = plain({**scenario.describe(), "validation": 0.0}) == record["config"]["scenario"]
     return same and record["config"]["rounds"] == scenario.train["rounds"]
 
@@ -109,6 +119,19 @@ def logged(record: Record, key: str, round: int) -> float | None:
     window = [values.get(r) for r in range(max(1, round - 2), round + 1)]
     known = [value for value in window if value is not None]
     return statistics.fmean(known) if values.get(round) is not None else None
+
+
+def _whole(record: Any) -> bool:
+    try:
+        history = record["history"]
+        return (
+            {"scenario", "method", "variant", "seed", "diverged", "outliers", "environment"} <= record.keys()
+            and {"scenario", "rounds"} <= record["config"].keys()
+            and {"round", "seconds"} <= history.keys()
+            and len({len(column) for column in history.values()}) == 1
+        )
+    except (TypeError, KeyError, AttributeError):
+        return False
 
 
 def _short(value: Any) -> Any:

@@ -17,13 +17,12 @@ CIFAR-10, shortened, stands beside it.
 
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any, NamedTuple, cast
 
 from fedual import data
-from fedual.errors import DivergedError, InputError
+from fedual.errors import DataError, DivergedError, InputError, hint
 from fedual.evaluate import auroc
 from fedual.experiments import records
 from fedual.experiments.federation import execute
@@ -51,6 +50,8 @@ VARIED = {
         MNIST: ("0.02", "0.05", "0.1", "0.2", "0.5", "5.0"),
     },
 }
+OTHERS = {"mnist": "fmnist", "fmnist": "mnist"}
+"""The images that a network has not seen, by what it was trained on: stored alike, so that it can be shown them."""
 CHANGES = ("train.batch_size=32", "train.noise=shared", "train.order=shared", "clip=1.0", "rho=0.1,clip=1.0")
 
 
@@ -123,25 +124,45 @@ def cells(
         methods: "ivon-admm", or with its variant "ivon-admm:paper".
         seeds: The paper's if none.
     """
-    found = [
-        Cell(part.scenario, method, seed, variant).own()
-        for seed in seeds or SEEDS
-        for part in parts(name)
-        for method, variant in part.runs
-        if part.scenario in (scenarios or (part.scenario,))
-        and (not methods or f"{method}:{variant}".rstrip(":") in methods)
-    ]
-    if not found:
-        asked = ", ".join([*scenarios, *methods])
-        known = ", ".join(sorted({f"{m}:{v}".rstrip(":") for part in parts(name) for m, v in part.runs}))
-        places = ", ".join(part.scenario for part in parts(name))
-        raise InputError(f"{name} has no cell with {asked}: its scenarios are {places}, its methods {known}.")
-    return found
+    runs = [(part.scenario, f"{m}:{v}".rstrip(":"), m, v) for part in parts(name) for m, v in part.runs]
+    for what, asked, column in (("scenario", scenarios, 0), ("method", methods, 1)):
+        known = list(dict.fromkeys(run[column] for run in runs))
+        for one in asked:
+            if one not in known:
+                raise InputError(f"{name} has no {what} {one!r}: {hint(one, known)}")
+    kept = [run for run in runs if (not scenarios or run[0] in scenarios) and (not methods or run[1] in methods)]
+    if not kept:
+        there = ", ".join(run[1] for run in runs if run[0] in scenarios)
+        raise InputError(f"{name} has no {', '.join(methods)} on {', '.join(scenarios)}: choose among {there}.")
+    some = [Cell(place, method, seed, variant).own() for seed in seeds or SEEDS for place, _, method, variant in kept]
+    return list(dict.fromkeys(some))
 
 
 def missing(wanted: Sequence[Cell], results: Path) -> list[Cell]:
     """Those without a record of their present settings."""
-    return [cell for cell in wanted if not ((path := cell.path(results)).exists() and _current(cell, path))]
+    there = lambda path: path.exists() and records.current(records.read(path))
+    return [cell for cell in wanted if not there(cell.path(results))]
+
+
+def absent(wanted: Sequence[Cell], root: Any = None) -> dict[str, list[Cell]]:
+    """Those whose data, or the other images that they are shown, cannot be loaded, by the reason.
+
+    Asked before any of them is run: what is missed after a run would take the run with it.
+    """
+
+    @cache
+    def trouble(name: str) -> str | None:
+        try:
+            data.load(name, root)
+        except DataError as error:
+            return str(error)
+
+    found: dict[str, list[Cell]] = {}
+    for cell in wanted:
+        own = cell.load().data["name"]
+        if reason := trouble(own) or (own in OTHERS and trouble(OTHERS[own])):
+            found.setdefault(reason, []).append(cell)
+    return found
 
 
 def run(cell: Cell, results: Path, *, watch: Callable[[str, int], Any], **options: Any) -> Record:
@@ -159,7 +180,6 @@ def run(cell: Cell, results: Path, *, watch: Callable[[str, int], Any], **option
         done = execute(scenario, cell.seed, callbacks=callbacks, **options)
     except DivergedError as error:
         done, diverged = error.run, str(error)
-    assert isinstance(done, Run)
     content = {
         "diverged": diverged,
         "total_seconds": round(time.perf_counter() - began, 2),
@@ -175,21 +195,11 @@ def outliers(done: Run, trained_on: str, root: Any = None) -> dict[str, Any]:
 
     The other images are stored like the network's own, and are divided by the same scale.
     """
-    other = {"mnist": "fmnist", "fmnist": "mnist"}.get(trained_on)
-    if other is None:
+    if trained_on not in OTHERS:
         return {}
-    posterior, found = done.posterior, dict[str, Any](data=other)
-    known, strange = data.load(trained_on, root).x_test, data.load(other, root).x_test
-    with torch.no_grad():
-        for key, samples in (("auroc", 0), ("auroc_mc", 32)):
-            entropies = []
-            for x in (strange, known):
-                prediction = posterior.predict(x, samples)
-                assert isinstance(prediction, Prediction)
-                entropies.append(prediction.entropy)
-            found[key] = auroc(*entropies)
+    posterior, found = done.posterior, dict[str, Any](data=OTHERS[trained_on])
+    known, strange = (data.load(name, root).x_test for name in (trained_on, OTHERS[trained_on]))
+    entropy = lambda x, samples: cast(Prediction, posterior.predict(x, samples)).entropy
+    for key, samples in (("auroc", 0), ("auroc_mc", 32)):
+        found[key] = auroc(entropy(strange, samples), entropy(known, samples))
     return found
-
-
-def _current(cell: Cell, path: Path) -> bool:
-    return records.current(cell, records.read(path))

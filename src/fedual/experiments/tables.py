@@ -17,17 +17,18 @@ from typing import Any, NamedTuple
 from fedual.experiments.records import Cell, Record, logged
 from fedual.experiments.reproduce import TITLES, Part, parts
 from fedual.experiments.scenario import read
+from fedual.figures.convergence import METHODS
 
 METRICS = {"accuracy": (100.0, 1, True), "nll": (1.0, 3, False)}
 """Scale, digits shown, and whether more is better."""
-NAMES = {
-    "ivon-admm": "IVON-ADMM", "ivon-pvi": "IVON-PVI", "fedavg": "FedAvg", "fedprox": "FedProx", "feddyn": "FedDyn",
-    "fedadmm": "FedADMM", "fedlap": "FedLap", "fedlap-cov": "FedLap-Cov",
-}  # fmt: skip
 LEGEND = (
     "Ours (the paper's in brackets): ≈ within 2σ of the paper's, ▲ better, ▼ worse; **bold**: the best of ours, or not "
-    "to be told from it (difference of means below twice its standard error; with one seed, only the best)."
+    "to be told from it (difference of means up to twice its standard error; with one seed, none)."
 )
+
+
+Figures = dict[str, dict[tuple[str, int], tuple[float, float]]]
+"""Of the paper, by row: mean and standard deviation by (metric, round)."""
 
 
 class Row(NamedTuple):
@@ -49,7 +50,7 @@ class Row(NamedTuple):
         if self.variant == "central":
             return "all data in one place"
         about = {"paper": "settings of the paper"}.get(self.variant, self.variant)
-        name = NAMES.get(self.method, self.method) + (f" ({about.replace('paper,', 'the paper’s, ')})" if about else "")
+        name = METHODS[self.method][0] + (f" ({about.replace('paper,', 'the paper’s, ')})" if about else "")
         return name + (", under q_g" if self.under else "")
 
 
@@ -70,9 +71,14 @@ class Block(NamedTuple):
 
     part: Part
     ours: dict[Row, dict[tuple[str, int], Spread]]
-    paper: dict[str, dict[tuple[str, int], tuple[float, float]]]
+    paper: Figures
     seeds: dict[Row, list[int]]
     diverged: dict[Row, list[str]]
+
+    def digits(self, metric: str) -> int:
+        """How many the paper prints after the point: the most of any of its figures."""
+        pairs = [pair for figures in self.paper.values() for (m, _), pair in figures.items() if m == metric]
+        return max((len(f"{value:g}".partition(".")[2]) for pair in pairs for value in pair), default=1)
 
 
 @cache
@@ -82,17 +88,29 @@ def published(name: str) -> dict[str, Any]:
     return json.loads(text).get(name, {})
 
 
-def block(name: str, part: Part, found: Sequence[Record]) -> Block:
-    """What the records say about one scenario of a table."""
-    ours, seeds, diverged = {}, {}, {}
+def records_of(part: Part, found: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
+    """The records of every run of a part, by method and variant, in the order of their seeds."""
+    by_run = {}
     for method, variant in part.runs:
-        own = Cell(part.scenario, method, 0, variant).own().variant
-        mine = [r for r in found if (r["scenario"], r["method"], r["variant"]) == (part.scenario, method, own)]
+        own = part.scenario, method, Cell(part.scenario, method, 0, variant).own().variant
+        mine = [record for record in found if (record["scenario"], record["method"], record["variant"]) == own]
+        by_run[method, variant] = sorted(mine, key=lambda record: record["seed"])
+    return by_run
+
+
+def blocks(name: str, found: Sequence[Record]) -> list[Block]:
+    """What the records say about every scenario of a table."""
+    return [_block(part, records_of(part, found), _paper(name, part.scenario)) for part in parts(name)]
+
+
+def _block(part: Part, by_run: Mapping[tuple[str, str], Sequence[Record]], paper: Figures) -> Block:
+    ours, seeds, diverged = {}, {}, {}
+    for (method, variant), mine in by_run.items():
         for under in (False, True):
-            if under and not any("nll_mc" in record["history"] for record in mine):
-                continue
             row = Row(method, variant, under)
-            seeds[row] = sorted(record["seed"] for record in mine)
+            if under and row.key not in paper and not any(record["history"].get("nll_mc") for record in mine):
+                continue
+            seeds[row] = [record["seed"] for record in mine]
             diverged[row] = [f"seed {r['seed']}: {r['diverged']}" for r in mine if r["diverged"]]
             ours[row] = {
                 (metric, round): spread
@@ -100,13 +118,13 @@ def block(name: str, part: Part, found: Sequence[Record]) -> Block:
                 for round in part.rounds
                 if (spread := _spread(mine, metric + "_mc" * under, round, scale))
             }
-    return Block(part, ours, _paper(name, part.scenario), seeds, diverged)
+    return Block(part, ours, paper, seeds, diverged)
 
 
-def verdict(metric: str, ours: float, paper: tuple[float, float], unit: float) -> str:
-    """≈, ▲ or ▼; `unit` is that of the paper's last digit."""
+def verdict(metric: str, ours: float, paper: tuple[float, float], digits: int) -> str:
+    """≈, ▲ or ▼; `digits` is how many the paper prints after the point."""
     better = (ours - paper[0]) * (1 if METRICS[metric][2] else -1)
-    return "≈" if abs(better) <= 2 * paper[1] + unit / 2 + 1e-9 else "▲" if better > 0 else "▼"
+    return "≈" if abs(better) <= 2 * paper[1] + 10.0**-digits / 2 + 1e-9 else "▲" if better > 0 else "▼"
 
 
 def best(found: Block, metric: str, round: int) -> list[Row]:
@@ -121,15 +139,15 @@ def best(found: Block, metric: str, round: int) -> list[Row]:
     return [row for row in order if row == order[0] or _same(rows[order[0]], rows[row])]
 
 
-def markdown(name: str, found: Sequence[Record]) -> str:
+def markdown(name: str, found: Sequence[Block]) -> str:
     """A table as Markdown."""
     lines = [f"## {TITLES[name]}", "", LEGEND, ""]
-    for part in parts(name):
-        lines += [f"### `{part.scenario}`: {read(part.scenario)[1]['title']}", "", *_lines(block(name, part, found))]
+    for block in found:
+        lines += [f"### `{block.part.scenario}`: {read(block.part.scenario)[1]['title']}", "", *_lines(block)]
     return "\n".join(lines)
 
 
-def comma_separated(name: str, found: Sequence[Record]) -> str:
+def comma_separated(found: Sequence[Block]) -> str:
     """A table as CSV, one figure a line."""
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
@@ -137,18 +155,17 @@ def comma_separated(name: str, found: Sequence[Record]) -> str:
         ["scenario", "method", "variant", "at", "metric", "round", "mean", "sd", "runs", "paper", "paper_sd",
          "difference", "verdict"]
     )  # fmt: skip
-    for part in parts(name):
-        got = block(name, part, found)
-        for row, figures in got.ours.items():
+    for block in found:
+        for row, figures in block.ours.items():
             for (metric, round), ours in figures.items():
-                paper = got.paper.get(row.key, {}).get((metric, round))
+                paper = block.paper.get(row.key, {}).get((metric, round))
                 rest: list[Any] = ["", "", "", ""]
                 if paper:
-                    judged = verdict(metric, ours.mean, paper, _unit(got, metric))
+                    judged = verdict(metric, ours.mean, paper, block.digits(metric))
                     rest = [*paper, f"{ours.mean - paper[0]:.4f}", {"≈": "within", "▲": "better", "▼": "worse"}[judged]]
                 own = [f"{ours.mean:.4f}", "" if ours.sd is None else f"{ours.sd:.4f}", ours.runs]
                 at = "q_g" if row.under else "mean"
-                out.writerow([part.scenario, row.method, row.variant, at, metric, round, *own, *rest])
+                out.writerow([block.part.scenario, row.method, row.variant, at, metric, round, *own, *rest])
     return text.getvalue()
 
 
@@ -160,7 +177,7 @@ def _lines(found: Block) -> list[str]:
     for row, figures in found.ours.items():
         paper = found.paper.get(row.key, {})
         shown = [
-            _cell(column[0], figures.get(column), paper.get(column), _unit(found, column[0]), row in first[column])
+            _cell(column[0], figures.get(column), paper.get(column), found.digits(column[0]), row in first[column])
             for column in columns
         ]
         lines.append(f"| {row.label} | {' | '.join(shown)} | {', '.join(map(str, found.seeds[row])) or 'not run'} |")
@@ -181,35 +198,25 @@ def _head(rounds: Sequence[int]) -> list[str]:
     return [f"| method | {' | '.join(names)} | seeds |", "|---" * (len(names) + 2) + "|"]
 
 
-def _cell(metric: str, ours: Spread | None, paper: tuple[float, float] | None, unit: float, bold: bool) -> str:
-    digits = METRICS[metric][1]
-    text = "–" if ours is None else ours.show(digits)
+def _cell(metric: str, ours: Spread | None, paper: tuple[float, float] | None, digits: int, bold: bool) -> str:
+    text = "–" if ours is None else ours.show(METRICS[metric][1])
     text = f"**{text}**" if bold else text
     if paper is None:
         return text
-    mark = verdict(metric, ours.mean, paper, unit) if ours else ""
-    return f"{text} ({paper[0]:g} ± {paper[1]:g}) {mark}".strip()
+    mark = verdict(metric, ours.mean, paper, digits) if ours else ""
+    return f"{text} ({paper[0]:.{digits}f} ± {paper[1]:.{digits}f}) {mark}".strip()
 
 
-def _paper(name: str, scenario: str) -> dict[str, dict[tuple[str, int], tuple[float, float]]]:
+def _paper(name: str, scenario: str) -> Figures:
     def split(figures: Mapping[str, Any]) -> dict[tuple[str, int], tuple[float, float]]:
         known = {}
         for key, value in figures.items():
             metric, round = key.split("@")
-            if value is not None:
+            if value is not None:  # the paper says "diverged"
                 known[metric, int(round)] = tuple(value)
         return known
 
     return {key: split(figures) for key, figures in published(name).get(scenario, {}).items()}
-
-
-def _unit(found: Block, metric: str) -> float:
-    """The unit of the paper's last digit, from the most digits that it prints for a scenario."""
-    values = [
-        value for figures in found.paper.values() for (m, _), pair in figures.items() if m == metric for value in pair
-    ]
-    digits = max((len(f"{value:g}".partition(".")[2]) for value in values), default=1)
-    return 10.0**-digits
 
 
 def _spread(mine: Sequence[Record], key: str, round: int, scale: float) -> Spread | None:
@@ -220,7 +227,7 @@ def _spread(mine: Sequence[Record], key: str, round: int, scale: float) -> Sprea
 
 
 def _same(a: Spread, b: Spread) -> bool:
-    """Whether two means differ by less than twice the standard error of their difference."""
+    """Whether two means differ by no more than twice the standard error of their difference."""
     if a.sd is None or b.sd is None:
-        return False
-    return abs(a.mean - b.mean) < 2 * math.sqrt(a.sd**2 / a.runs + b.sd**2 / b.runs)
+        return a.mean == b.mean
+    return abs(a.mean - b.mean) <= 2 * math.sqrt(a.sd**2 / a.runs + b.sd**2 / b.runs)

@@ -38,7 +38,7 @@ def _panel(axis: Any, block: Any, rows: Sequence[Any], metric: str) -> dict[str,
         if ours:
             colour = RED if row.method == "ivon-admm" else BLUE
             axis.errorbar(ours.mean, place, xerr=ours.sd, color=colour, marker="o", ms=4, lw=1.2)
-        found[row.key] = {"ours": ours, "paper": paper}
+        found[row.label] = {"ours": ours, "paper": paper}  # its key is that of the preset `paper` too
     axis.set(yticks=range(len(rows)), yticklabels=[row.label for row in rows], ylim=(len(rows) - 0.4, -0.6))
     axis.set_xlabel(f"accuracy % after {last} rounds" if metric == "accuracy" else f"NLL after {last} rounds")
     return found
