@@ -20,7 +20,7 @@ def build() -> typer.Typer:
     """Return the application with all its commands."""
     import typer
 
-    from fedual.cli import bench, catalogue, compare, data, figure, reproduce, run
+    from fedual.cli import bench, catalogue, compare, data, figure, init, reproduce, run
 
     app = typer.Typer(
         name="fedual",
@@ -42,7 +42,7 @@ def build() -> typer.Typer:
         pass
 
     app.callback()(root)
-    for module in (run, compare, reproduce, catalogue, data, figure, bench):  # every module with commands
+    for module in (run, compare, reproduce, catalogue, data, figure, bench, init):  # every module with commands
         module.register(app)
     return app
 
