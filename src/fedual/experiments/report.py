@@ -41,7 +41,10 @@ def _write(name: str, found: Sequence[Record], out: Path) -> tuple[str, list[Pat
         text = calibration(found)
     elif name == "fig2":
         drawings = _curves(name, found) | _runtimes(found)
-        said = [f"### {title}\n\n" + "\n".join(f"- {line}" for line in d.findings) for title, d in drawings.items()]
+        said = [
+            "\n\n".join([f"### {title}", _picture(name, title), "\n".join(f"- {line}" for line in drawing.findings)])
+            for title, drawing in drawings.items()
+        ]
         text = "\n\n".join([f"## {TITLES[name]}", *said, "" if said else NOTHING])
     else:
         blocks = tables.blocks(name, found)
@@ -50,11 +53,19 @@ def _write(name: str, found: Sequence[Record], out: Path) -> tuple[str, list[Pat
         drawings = _curves(name, found) if name in ("pvi", "tau", "rho", "why") else {}
         if any(figures for block in blocks for figures in block.ours.values()):
             drawings[name] = versus.draw(blocks, TITLES[name])
+        text = "\n".join([text, *(_picture(name, title) for title in drawings), ""])
     paths.insert(0, _put(out / f"{name}.md", text))
     for title, drawing in drawings.items():
-        stem = title if title in (name, "runtimes") else f"{name}-{title}"
-        paths += save(drawing, stem, out, time.perf_counter() - began)
+        paths += save(drawing, _stem(name, title), out, time.perf_counter() - began)
     return text, paths
+
+
+def _stem(name: str, title: str) -> str:
+    return title if title in (name, "runtimes") else f"{name}-{title}"
+
+
+def _picture(name: str, title: str) -> str:
+    return f"![{title}]({_stem(name, title)}.svg)"
 
 
 def calibration(found: Sequence[Record]) -> str:

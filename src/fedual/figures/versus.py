@@ -14,7 +14,9 @@ def draw(blocks: Sequence[Any], title: str) -> Drawing:
         title: of the figure.
     """
     blocks = [block for block in blocks if any(block.ours.values())]
-    rows = [[row for row, figures in block.ours.items() if figures] for block in blocks]
+    # under q_g only where the paper has it too: FedLap-Cov's q_g is so wide that it would hide all else
+    shown = lambda block, row: block.ours[row] and (not row.under or row.key in block.paper)
+    rows = [[row for row in block.ours if shown(block, row)] for block in blocks]
     numbers: dict[str, Any] = {}
     with canvas(9.0, 0.9 + sum(0.24 * len(some) + 0.75 for some in rows)) as figure:
         axes = figure.subplots(len(blocks), 2, squeeze=False, height_ratios=[len(some) + 2 for some in rows])
