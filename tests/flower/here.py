@@ -10,6 +10,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # what Flower sets for a ServerApp
 
+Between = Callable[[int, Message, Callable[[], Message]], Message | None]
+
 
 class Here:
     """Nodes and their apps; `between` sees every exchange and may change, drop or break it.
@@ -20,11 +22,7 @@ class Here:
             comes.
     """
 
-    def __init__(
-        self,
-        apps: dict[int, tuple[ClientApp, dict[str, Any]]],
-        between: Callable[[int, Message, Callable[[], Message]], Message | None] | None = None,
-    ):
+    def __init__(self, apps: dict[int, tuple[ClientApp, dict[str, Any]]], between: Between | None = None):
         self.apps, self.between = dict(apps), between or (lambda node, message, answer: answer())
         self.replies: dict[str, Message | None] = {}
         self.numbers = itertools.count(1)
@@ -33,13 +31,16 @@ class Here:
     def get_node_ids(self) -> Iterable[int]:
         return list(self.apps)
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str | None]:
         found = []
         for message in messages:
             id = f"m{next(self.numbers)}"
             message.metadata.__dict__["_message_id"] = id
-            self.sent.append(message)
             node = message.metadata.dst_node_id
+            if node not in self.apps:  # it went away; so says Flower
+                found.append(None)
+                continue
+            self.sent.append(message)
             app, config = self.apps[node]
 
             def answer(app=app, config=config, node=node, message=message) -> Message:

@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -22,9 +23,10 @@ from fedual.evaluate import evaluate
 from fedual.families import Gaussian
 from fedual.flower import wire
 from fedual.flower.site import Order, Site
-from fedual.flower.vault import opened
+from fedual.flower.vault import StateLost, opened
 from fedual.rounds import ServerState, scheduled
 from fedual.solvers import Clients, Draws, Minibatches, Network
+from fedual.solvers.checks import check
 from fedual.solvers.network import Trainable
 
 Data = Callable[[Mapping[str, Any]], tuple[Tensor, Tensor]]
@@ -81,20 +83,18 @@ def client_app(
         assert data is not None
         x, y = examples(data, json.dumps(dict(context.node_config), sort_keys=True))
         train = json.loads(config["train"])
-        draws = Draws(train.pop("seed"), train.pop("noise"), train.pop("order"))
-        # the draws of client `number`, on the data of the only client that is here
-        clients = Clients(x, y, [torch.arange(len(x))] * (number + 1))
-        every = Minibatches(network(), clients, loss, draws, **train, scale=scale)
-        return every[torch.tensor([number])].at(config["round"])
+        draws = Own(train.pop("seed"), train.pop("noise"), train.pop("order"), number)
+        clients = Clients(x, y, [torch.arange(len(x))])
+        found = Minibatches(network(), clients, loss, draws, **train, scale=scale, round=config["round"])
+        check(found)
+        return found
 
     def method_of(config: Mapping[str, Any]) -> Method:
         if "method" in config:
-            found = methods.build(config["method"], **json.loads(config["settings"]))
-        elif method is not None:
-            found = method
-        else:
+            return methods.build(config["method"], **json.loads(config["settings"]))
+        if method is None:
             raise InputError("The server runs a method without a name: give it to client_app, too.")
-        return scheduled(found, config["schedule"], config["round"], config["rounds"], config["decay"])
+        return method
 
     def site(context: Context, config: Mapping[str, Any]) -> Site:
         return Site(name(context), lambda number: loss_of(context, config, number), folder(context))
@@ -106,10 +106,11 @@ def client_app(
         try:
             tensors = {key: value.to(place) for key, value in wire.tensors_of(message.content).items()}
             lam_g, start = tensors["lam_g"], tensors.get("start")
-            server = ServerState(lam_g, lam_g, lam_g, config["round"], start, config["moved"])
-            answer = found.train(method_of(config), server, order(config))
+            server = ServerState(tensors.get("prior", lam_g), lam_g, lam_g, config["round"], start, config["moved"])
+            now = config["schedule"], config["round"], config["rounds"], config["decay"]
+            answer = found.train(scheduled(method_of(config), *now), server, order(config))
         except FedualError as error:
-            return Message(wire.pack({}, {**own, "refusal": str(error)}), reply_to=message)
+            return Message(wire.pack({}, own | refusal(error)), reply_to=message)
         metrics = {"num-examples": answer.examples, "seconds": time.perf_counter() - began}
         return Message(wire.pack(answer.tensors, own, metrics), reply_to=message)
 
@@ -125,7 +126,7 @@ def client_app(
                     secret = hashlib.sha256(vault.secret.encode()).hexdigest()
                 content = wire.pack({}, {**own, "secret": secret, "facts": json.dumps(facts())})
         except FedualError as error:
-            content = wire.pack({}, {**own, "refusal": str(error)})
+            content = wire.pack({}, own | refusal(error))
         return Message(content, reply_to=message)
 
     def judge(message: Message, context: Context) -> Message:
@@ -141,7 +142,7 @@ def client_app(
                 network(), family, lam_g, (x, y), transform=transform, loss=loss, samples=config["samples"]
             )
         except FedualError as error:
-            return Message(wire.pack({}, {**own, "refusal": str(error)}), reply_to=message)
+            return Message(wire.pack({}, own | refusal(error)), reply_to=message)
         return Message(wire.pack({}, own, {"num-examples": len(x), **found}), reply_to=message)
 
     @cache
@@ -163,7 +164,7 @@ def describe(
     about: Mapping[str, str] | None,
 ) -> dict[str, str]:
     """What the server and all sites must agree on, by name."""
-    found = {"fedual": __version__, **(about or {})}
+    found = {**{key: str(value) for key, value in (about or {}).items()}, "fedual": __version__}
     if method is not None:
         found["method"] = repr(method)
     if network is not None:
@@ -178,10 +179,39 @@ def describe(
     return found
 
 
+@dataclass(frozen=True)
+class Own(Draws):
+    """The draws of the client that has this number in the federation, and is alone here."""
+
+    number: int = 0
+
+    def normal(self, round: int, step: int, sample: int, clients: list[int], like: Tensor) -> Tensor:
+        """Noise `(1, P)`."""
+        return super().normal(round, step, sample, [self.number], like)
+
+    def permutation(self, round: int, epoch: int, client: int, size: int) -> Tensor:
+        """The order of its examples."""
+        return super().permutation(round, epoch, self.number, size)
+
+    def uniform(self, round: int, step: int, client: int, size: int, like: Tensor) -> Tensor:
+        """For its dropout masks."""
+        return super().uniform(round, step, self.number, size, like)
+
+
+def refusal(error: FedualError) -> dict[str, Any]:
+    """What the server is told in the place of an answer."""
+    return {"refusal": str(error), "lost": isinstance(error, StateLost)}
+
+
 def order(config: Mapping[str, Any]) -> Order:
     """What the server asks of this client."""
     return Order(
-        config["experiment"], config["nonce"], config.get("ack"), config["number"], config.get("payload", "full")
+        config["experiment"],
+        config["nonce"],
+        config.get("ack"),
+        config["number"],
+        config.get("payload", "full"),
+        config["wait"],
     )
 
 

@@ -7,9 +7,10 @@ disk: so whoever is killed, and whenever, every round of every client counts onc
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +21,9 @@ from torch import Tensor
 from fedual.admm import Info, Method, Totals
 from fedual.duals import Natural, Zero
 from fedual.errors import DataError, InputError
-from fedual.families import finite, kl
+from fedual.families import finite, inner
 from fedual.flower.payload import decode
+from fedual.flower.wire import brief
 from fedual.rounds import ServerState, finish
 from fedual.runs.files import replace, writing
 
@@ -48,7 +50,9 @@ class Ledger:
         numbers: For each client its number, in the order in which they came.
         secrets: For each client the digest of the secret that it showed first.
         forgotten: Clients that left for good.
-        typical: The median KL(q_k ‖ q_g) of the last round with an update that counted.
+        usual: The largest median of a round so far of the updates' sizes.
+        id: Of these books, whatever the experiment is called.
+        starts: How often a server began to work with them.
     """
 
     server: ServerState
@@ -56,7 +60,9 @@ class Ledger:
     numbers: dict[str, int] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
-    typical: float | None = None
+    usual: float = 0.0
+    id: str = field(default_factory=lambda: token_hex(4))
+    starts: int = 0
 
     def save(self, path: Path) -> None:
         """Replace the file, durably."""
@@ -67,7 +73,9 @@ class Ledger:
             "numbers": self.numbers,
             "secrets": self.secrets,
             "forgotten": sorted(self.forgotten),
-            "typical": self.typical,
+            "usual": self.usual,
+            "id": self.id,
+            "starts": self.starts,
         }
         tensors = {
             name: value.cpu().clone(memory_format=torch.contiguous_format)
@@ -92,9 +100,21 @@ class Ledger:
         shapes = lambda named: {name: (value.shape, value.dtype) for name, value in named.items()}
         if shapes(tensors) != shapes(like.tensors()):
             raise InputError(f"{path} is of another model or method: choose another experiment or folder.")
+        if not torch.equal(tensors["prior"], like.prior):
+            raise InputError(f"{path} is of a run with another prior: choose another experiment or folder.")
         server = ServerState(**{"start": None, **tensors}, round=meta["round"], moved=meta["moved"])
-        rest = {key: meta[key] for key in ("acks", "numbers", "secrets", "typical")}
+        rest = {key: meta[key] for key in ("acks", "numbers", "secrets", "usual", "id", "starts")}
         return cls(server, forgotten=set(meta["forgotten"]), **rest)
+
+    @property
+    def nonce(self) -> str:
+        """The name of this attempt at the next round, never used for another one, from which clients tell its age."""
+        return f"{self.id}.{self.starts}.{self.server.round + 1}"
+
+    @property
+    def members(self) -> list[str]:
+        """The clients that did not leave for good, by their numbers."""
+        return [client for client in self.numbers if client not in self.forgotten]
 
     def admit(self, client: str, secret: str) -> str | None:
         """Take a client in, or say why not; one that was here before must know its secret."""
@@ -106,61 +126,79 @@ class Ledger:
         return None
 
     def close(
-        self, method: Method, replies: Sequence[Reply], asked: Sequence[str], nonce: str, ratio: float | None
+        self, method: Method, replies: Sequence[Reply], asked: Collection[str], nonce: str, ratio: float | None
     ) -> tuple[Info, list[str], dict[str, str]]:
         """Line 3 with the replies that hold; whose counted, and why others' did not.
+
+        The size of an update is ⟨λ_k − λ_g, μ_k − μ_g⟩ = KL(q_k ‖ q_g) + KL(q_g ‖ q_k): in one direction alone, a
+        precision a million times too large is a few nats. It is compared with the largest median of a round so far,
+        since a federation that has converged moves by nothing, and whoever joins it does not.
 
         Args:
             method: Of this round.
             replies: What came.
             asked: The clients of this round.
             nonce: Of this round.
-            ratio: An update counts only if its KL(q_k ‖ q_g) is at most this many times the median; None is no limit.
+            ratio: An update counts only if its size is at most this many times the usual one; None is no limit.
         """
         refused: dict[str, str] = {}
-        held: dict[str, Totals] = {}
-        sizes: dict[str, float] = {}
+        held: dict[str, Update] = {}
+        mu_g = method.family.expectation(self.server.lam_g)
         for reply in replies:
             try:
-                held[reply.client], sizes[reply.client] = self._judge(method, reply, nonce)
-            except InputError as error:
-                refused[reply.client] = str(error)
-        middle = statistics.median(sizes.values()) if len(sizes) > 2 else self.typical
-        for client, size in sizes.items():
-            if ratio is not None and middle is not None and size > ratio * middle:
-                refused[client] = f"its update is too large: KL to q_g {size:.3g}, where {middle:.3g} is usual"
+                held[reply.client] = self._judge(method, reply, nonce, mu_g)
+            except (InputError, RuntimeError) as error:  # the second where linear algebra fails
+                refused[reply.client] = brief(error)
+        # of two, the smaller; of one, it is compared with earlier rounds
+        median = lambda: statistics.median_low(update.size for update in held.values())
+        usual = max(self.usual, median()) if len(held) > 2 else self.usual
+        for client, update in list(held.items()):
+            if ratio is not None and usual > 0 and update.size > ratio * usual:
+                refused[client] = f"its update is too large: of size {update.size:.3g}, where {usual:.3g} is usual"
                 del held[client]
         if held:
-            self.typical = statistics.median(sizes[client] for client in held)
+            self.usual = max(self.usual, median())
         counted = sorted(held, key=self.numbers.__getitem__)
         totals = Totals()
         for client in counted:  # whoever came first, the same sum
-            totals = totals.plus(held[client])
-        rows = lambda clients: torch.tensor([self.numbers[client] for client in clients], dtype=torch.int64)
-        mask = torch.zeros(len(self.numbers), dtype=torch.bool).index_fill(0, rows(counted), True)
+            totals = totals.plus(self._totals(method, held.pop(client)))
+        place = {client: row for row, client in enumerate(self.members)}
+        rows = lambda clients: torch.tensor([place[client] for client in clients], dtype=torch.int64)
+        mask = torch.zeros(len(place), dtype=torch.bool).index_fill(0, rows(counted), True)
         self.server, info = finish(method, self.server, totals, rows(asked), mask)
         self.acks |= dict.fromkeys(counted, nonce)
         return info, counted, refused
 
     def recount(self, shares: Mapping[str, Tensor]) -> None:
-        """Take Σ_k η_k anew from the clients that still have theirs; the acks of all others are void."""
+        """Take Σ_k η_k anew from the clients that still have theirs; all others start anew, if they come.
+
+        Raises:
+            InputError: A share that is no dual; nothing changed.
+        """
         total = torch.zeros_like(self.server.eta_sum)
         for client in sorted(shares, key=self.numbers.__getitem__):
             try:
                 _check("dual", shares[client], total)
             except InputError as error:
-                raise InputError(f"Client {client} cannot be counted anew: {error}.") from None
+                raise InputError(
+                    f"Σ η cannot be counted anew with client {client}, for {error}: forget it, too."
+                ) from None
             total += shares[client]
         self.server = self.server._replace(eta_sum=total)
-        self.acks = {client: ack for client, ack in self.acks.items() if client in shares}
+        for client in self.acks.keys() - shares.keys():
+            self.release(client)
 
-    def _judge(self, method: Method, reply: Reply, nonce: str) -> tuple[Totals, float]:
-        """A client's part of the sums, and the size of its update; refused with a reason."""
+    def release(self, client: str) -> None:
+        """Let a client start anew, whoever it is: nothing of it may be left in Σ_k η_k."""
+        self.acks.pop(client, None)
+        self.secrets.pop(client, None)
+        self.forgotten.discard(client)
+
+    def _judge(self, method: Method, reply: Reply, nonce: str, mu_g: Tensor) -> "Update":
+        """What a reply holds; refused with a reason."""
         lam_g, given = self.server.lam_g, dict(reply.tensors)
         if reply.nonce != nonce:
             raise InputError("its reply is to another attempt at a round")
-        if not 0 < reply.examples < math.inf:
-            raise InputError(f"it has {reply.examples} examples")
         expected = [] if isinstance(method.dual, Natural | Zero) else ["eta_change"]
         expected += ["before"] * method.server.remembers + ["lam"] * (reply.payload == "full")
         own = {name: given.pop(name, None) for name in expected}
@@ -175,20 +213,34 @@ class Ledger:
         assert lam is not None
         if not method.family.inside(lam[None]):
             raise InputError(f"its λ is outside the domain of {method.family}: {method.family.domain}")
-        gap = lam - lam_g
-        weight = reply.examples if method.server.weighted else 1.0
-        before, change = own.get("before"), own.get("eta_change")
-        if isinstance(method.dual, Natural):
-            change = gap * method.dual.gamma
-        totals = Totals(
+        size = float(inner(lam - lam_g, method.family.expectation(lam) - mu_g))
+        if not math.isfinite(size):
+            raise InputError("its update is too large: its size is not finite")
+        return Update(lam, own.get("before"), own.get("eta_change"), reply.examples, size)
+
+    def _totals(self, method: Method, update: "Update") -> Totals:
+        """A client's part of the sums."""
+        gap = update.lam - self.server.lam_g
+        weight = update.examples if method.server.weighted else 1.0
+        change = gap * method.dual.gamma if isinstance(method.dual, Natural) else update.change
+        return Totals(
             1,
             weight,
-            weight * lam,
-            0.0 if before is None else weight * before,
+            weight * update.lam,
+            0.0 if update.before is None else weight * update.before,
             0.0 if change is None else change,
             float(gap.square().sum()),
         )
-        return totals, float(kl(method.family, lam, lam_g))
+
+
+class Update(NamedTuple):
+    """A reply that holds, but may be too large."""
+
+    lam: Tensor
+    before: Tensor | None  # λ_k as it was, where the server asks for it
+    change: Tensor | None  # of η_k, where the server cannot infer it
+    examples: float
+    size: float
 
 
 def _check(name: str, value: Any, like: Tensor) -> None:

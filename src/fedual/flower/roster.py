@@ -1,18 +1,19 @@
 """Who is there: the handshake with every node, the choice of a round's clients, and messages with a deadline."""
 
 import json
+import math
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Message, MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedual.errors import FedualError
+from fedual.errors import FedualError, InputError, require_count, require_positive
 from fedual.flower import wire
 from fedual.flower.ledger import Ledger
 
@@ -29,9 +30,10 @@ class Policy:
         wait: Seconds to wait for them; then the run stops.
         timeout: Seconds to wait for replies.
         enough: When this share of the replies is there, the others have `grace` seconds left.
-        grace: For stragglers.
-        largest: An update counts only if its KL(q_k ‖ q_g) is at most this many times the median of the round (of the
-            last round, with fewer than three updates); None is no limit.
+        grace: For stragglers, for a newcomer before a round starts without it, and before one that was turned away is
+            asked again.
+        largest: An update counts only if its size KL(q_k ‖ q_g) + KL(q_g ‖ q_k) is at most this many times the usual
+            one: the median of the round (of three or more), or the largest such median so far; None is no limit.
     """
 
     min_clients: int = 2
@@ -40,6 +42,23 @@ class Policy:
     enough: float = 1.0
     grace: float = 30.0
     largest: float | None = 1e4
+
+    def __post_init__(self):
+        require_count("min_clients", self.min_clients)
+        require_positive("enough", self.enough, most=1.0)
+        for name in ("wait", "timeout", "grace"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} = {getattr(self, name)!r}: it must be a number of seconds, at least 0.")
+        if self.largest is not None:
+            require_positive("largest", self.largest)
+
+
+class Stranger(NamedTuple):
+    """A node that is no client."""
+
+    client: str  # which it says it is
+    why: str
+    lost: bool = False  # its state: it can be re-admitted
 
 
 @dataclass
@@ -50,7 +69,6 @@ class Roster:
         experiment: Under which clients keep their state.
         facts: What every site must have as the server has it.
         policy: How long to wait.
-        welcome: Clients that may come with another secret than they had.
         nodes: Client → node.
         strangers: Node → why it was turned away.
     """
@@ -58,47 +76,59 @@ class Roster:
     experiment: str
     facts: Mapping[str, str]
     policy: Policy
-    welcome: frozenset[str] = frozenset()
     nodes: dict[str, int] = field(default_factory=dict)
-    strangers: dict[int, str] = field(default_factory=dict)
+    strangers: dict[int, Stranger] = field(default_factory=dict)
+    _hellos: dict[str, tuple[int, float]] = field(default_factory=dict)  # message id → node, when
+    _come: dict[str, tuple[int, str]] = field(default_factory=dict)  # client → node, secret: not admitted yet
+    _again: float = -math.inf  # when strangers are asked again
 
-    def gather(self, grid: Grid, ledger: Ledger) -> None:
-        """Shake hands with nodes that are new; wait until there are enough clients."""
-        deadline, told = time.monotonic() + self.policy.wait, -1
+    def gather(self, grid: Grid, ledger: Ledger, wanted: Collection[str] | None = None) -> None:
+        """Shake hands with nodes that are new, until there are enough clients.
+
+        Nobody holds up a round twice: whoever does not answer is waited for when it is new, and heard when it does.
+
+        Args:
+            grid: Flower's.
+            ledger: Where clients are admitted, in the order of their ids, not of their answers.
+            wanted: All of these must be there (or come without their state) in the place of `min_clients`.
+        """
+        deadline, patience, told = time.monotonic() + self.policy.wait, -math.inf, -1
         while True:
-            there = set(grid.get_node_ids())
-            self.nodes = {client: node for client, node in self.nodes.items() if node in there}
-            if new := there - set(self.nodes.values()) - self.strangers.keys():
-                self._greet(grid, ledger, sorted(new))
-            if len(self.nodes) >= self.policy.min_clients:
+            now = time.monotonic()
+            if self._greet(grid, now):
+                patience = min(now + self.policy.grace, deadline)
+            self._hear(grid)
+            if (not self._hellos or now >= patience) and not self._missing(wanted):
+                self._admit(ledger)
+            missing = self._missing(wanted)  # some may have been turned away
+            if not missing and not self._come:
                 return
-            if time.monotonic() > deadline:
-                turned = "".join(f"; {why}" for why in self.strangers.values())
+            if missing and now >= deadline:
+                turned = "".join(f"; {self._words(stranger)}" for stranger in self.strangers.values())
                 raise FedualError(
-                    f"{len(self.nodes)} clients after {self.policy.wait:g} s, {self.policy.min_clients} are needed"
-                    f"{turned}: start the missing SuperNodes and submit the run again."
+                    f"After {self.policy.wait:g} s {missing}{turned}: start the missing SuperNodes and submit the run "
+                    "again."
                 )
-            if told != len(self.nodes):
-                told = len(self.nodes)
-                log(INFO, "%s of %s clients are there", told, self.policy.min_clients)
+            if told != (told := len(self.nodes) + len(self._come)):
+                log(INFO, "%s clients are there, and more are waited for", told)
             time.sleep(POLL)
 
     def choose(self, ledger: Ledger, turn: Sequence[int], participation: float) -> list[str]:
         """The clients of a round: the first in `turn`; the places of those that are not there are taken by others."""
         names = {number: client for client, number in ledger.numbers.items()}
-        most = max(1, int(participation * len(names) + 0.5))
+        most = max(1, int(participation * len(ledger.members) + 0.5))
         there = [names[number] for number in turn if names[number] in self.nodes]
         return sorted(there[:most], key=ledger.numbers.__getitem__)
 
-    def exchange(self, grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
-        """Send, and gather replies until all are there, or it takes too long."""
+    def exchange(self, grid: Grid, messages: Sequence[Message], timeout: float, enough: float = 1.0) -> list[Message]:
+        """Send, and gather replies until all are there, or it takes too long; `enough` as in `Policy`."""
         if not messages:
             return []
         waiting = {id for id in grid.push_messages(messages) if id}
         found, deadline = list[Message](), time.monotonic() + timeout
         while waiting and time.monotonic() < deadline:
             new = list(grid.pull_messages(waiting))
-            late = len(found) < self.policy.enough * len(messages) <= len(found) + len(new)
+            late = len(found) < enough * len(messages) <= len(found) + len(new)
             found += new
             waiting -= {message.metadata.reply_to_message_id for message in new}
             if late:
@@ -107,50 +137,96 @@ class Roster:
                 time.sleep(POLL)
         return found
 
-    def by_client(self, replies: Iterable[Message], asked: Sequence[str]) -> Iterator[tuple[str, Message]]:
-        """Replies with the client that was asked."""
-        clients = {self.nodes[client]: client for client in asked if client in self.nodes}
-        for message in replies:
-            if (node := message.metadata.src_node_id) in clients:
-                yield clients[node], message
+    def dismiss(self, client: str) -> None:
+        """Shake hands anew with whoever says that it is this client."""
+        self.nodes.pop(client, None)
+        self.strangers = {node: stranger for node, stranger in self.strangers.items() if stranger.client != client}
 
-    def _greet(self, grid: Grid, ledger: Ledger, nodes: Sequence[int]) -> None:
-        """Take in the sites that agree with the server on everything; name those that do not."""
-        told = {"action": "hello", "experiment": self.experiment, "nonce": secrets.token_hex(8), "number": 0}
-        messages = [Message(wire.pack({}, told), node, MessageType.QUERY) for node in nodes]
-        come: dict[str, tuple[int, str]] = {}
-        for message in self.exchange(grid, messages, self.policy.wait):
-            if message.has_error():
-                continue  # it is asked again
-            node, config = message.metadata.src_node_id, wire.config_of(message.content)
-            client = str(config.get("client"))
-            if (why := config.get("refusal") or self._differs(config)) is not None:
-                self._turn_away(node, client, str(why))
-            elif client in come or client in self.nodes:
-                self._turn_away(node, client, "another node has this id now")
+    def _greet(self, grid: Grid, now: float) -> bool:
+        """Ask nodes that are new who they are, and after a while those again that were turned away; is any new?"""
+        there = set(grid.get_node_ids())
+        self.nodes = {client: node for client, node in self.nodes.items() if node in there}
+        self._come = {client: own for client, own in self._come.items() if own[0] in there}
+        self.strangers = {node: stranger for node, stranger in self.strangers.items() if node in there}
+        # an answer can be lost: in time, another one is asked for
+        fresh = lambda node, when: node in there and now < when + self.policy.wait
+        self._hellos = {id: own for id, own in self._hellos.items() if fresh(*own)}
+        asked = {node for node, _ in (*self._hellos.values(), *self._come.values())}
+        new = there - set(self.nodes.values()) - asked - self.strangers.keys()
+        again = set[int]()
+        if now >= self._again:
+            again, self._again = self.strangers.keys() - asked, now + self.policy.grace
+        messages = [Message(wire.pack({}, self._hello()), node, MessageType.QUERY) for node in sorted(new | again)]
+        if messages:
+            grid.push_messages(messages)
+        self._hellos |= {one.metadata.message_id: (one.metadata.dst_node_id, now) for one in messages}
+        return bool(new)
+
+    def _hello(self) -> dict[str, str]:
+        return {"action": "hello", "experiment": self.experiment, "nonce": secrets.token_hex(8)}
+
+    def _hear(self, grid: Grid) -> None:
+        """Tell the sites that agree with the server on everything from those that do not, which are named."""
+        for message in grid.pull_messages(list(self._hellos)) if self._hellos else ():
+            node, _ = self._hellos.pop(message.metadata.reply_to_message_id, (None, None))
+            if node is None:
+                continue
+            config = {} if message.has_error() else wire.config_of(message.content)
+            client, secret = config.get("client"), config.get("secret")
+            if (why := wire.failure(message)) is not None:
+                self._turn_away(
+                    node, Stranger(wire.brief(client or f"at node {node}"), why, config.get("lost") is True)
+                )
+            elif not isinstance(client, str) or not client.isprintable() or not 0 < len(client) <= 200:
+                self._turn_away(node, Stranger(wire.brief(client), "a client's id is a text of at most 200 letters"))
+            elif not isinstance(secret, str) or not secret:
+                self._turn_away(node, Stranger(client, "it shows no secret"))
+            elif (why := self._differs(config)) is not None:
+                self._turn_away(node, Stranger(client, why))
+            elif client in self._come or client in self.nodes:
+                self._turn_away(node, Stranger(client, "another node has this id now"))
             else:
-                come[client] = node, str(config.get("secret"))
+                self._come[client] = node, secret
+
+    def _admit(self, ledger: Ledger) -> None:
+        """Take in those that have come, if they are who they were before."""
         number = lambda client: (0, int(client), "") if client.isdecimal() else (1, 0, client)
-        for client in sorted(come, key=number):  # numbers do not depend on who answered first
-            node, secret = come[client]
-            if client in self.welcome and client not in ledger.acks:
-                ledger.secrets.pop(client, None)
+        for client in sorted(self._come, key=number):
+            node, secret = self._come.pop(client)
             if (why := ledger.admit(client, secret)) is not None:
-                self._turn_away(node, client, why)
+                self._turn_away(node, Stranger(client, why, client not in ledger.forgotten))
             else:
                 self.nodes[client] = node
+                self.strangers.pop(node, None)
+
+    def _missing(self, wanted: Collection[str] | None) -> str:
+        """What is still missing, in words."""
+        there = self.nodes.keys() | self._come.keys()
+        if wanted is None:
+            few = len(there) < self.policy.min_clients
+            return f"{len(there)} clients are there, {self.policy.min_clients} are needed" if few else ""
+        absent = set(wanted) - there - {stranger.client for stranger in self.strangers.values() if stranger.lost}
+        names = ", ".join(sorted(absent))
+        return f"{names} must be there, or be forgotten, to count Σ η anew" if absent else ""
 
     def _differs(self, config: Mapping[str, Any]) -> str | None:
         """In what a site differs from the server."""
         try:
-            theirs = dict(json.loads(str(config.get("facts"))))
-        except (ValueError, TypeError):
+            theirs = json.loads(str(config.get("facts")))
+        except (ValueError, RecursionError):
+            theirs = None
+        if not isinstance(theirs, dict):
             return "it does not say what it runs"
         for key in sorted(self.facts.keys() | theirs.keys()):
             if self.facts.get(key) != theirs.get(key):
-                return f"its {key} is {theirs.get(key)}, the server's {self.facts.get(key)}"
+                return wire.brief(f"its {key} is {theirs.get(key)}, the server's {self.facts.get(key)}")
         return None
 
-    def _turn_away(self, node: int, client: str, why: str) -> None:
-        self.strangers[node] = f"client {client} was turned away: {why}"
-        log(WARNING, self.strangers[node])
+    def _turn_away(self, node: int, stranger: Stranger) -> None:
+        if self.strangers.get(node) != stranger:  # say it once
+            log(WARNING, self._words(stranger))
+        self.strangers[node] = stranger
+
+    @staticmethod
+    def _words(stranger: Stranger) -> str:
+        return f"client {stranger.client} was turned away: {stranger.why}"

@@ -8,16 +8,15 @@ it is γ(λ_k − λ_g), and is sent the step itself where it cannot. With a pay
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedual import admm
-from fedual.admm import Method, Solution, Update, num_examples
+from fedual.admm import Method, Solution, Update, num_examples, server_start
 from fedual.duals import Natural, Zero
-from fedual.errors import DomainError
-from fedual.families import Gaussian
+from fedual.errors import DomainError, InputError
 from fedual.flower.payload import encode
 from fedual.flower.vault import opened
 from fedual.rounds import Rows, ServerState, problem_of, row, rows_of
@@ -31,6 +30,7 @@ class Order(NamedTuple):
     ack: str | None  # nonce of the last round of this client that counted
     number: int  # the client's, which its random draws depend on
     payload: str = "full"
+    wait: float = 60.0  # seconds, where an earlier message is still being answered
 
 
 class Answer(NamedTuple):
@@ -60,14 +60,18 @@ class Site:
         Raises:
             StateLost: The state here is not the one that the server counted.
             DomainError: The update left the domain.
+            InputError: A later message was answered before.
         """
-        start = server.start if method.server.remembers else None
-        fresh = row(method, server.lam_g if start is None else cast(Gaussian, method.family).natural(start))
+        remembers = method.server.remembers  # the first λ_g, which the simulator's clients start at, too
+        fresh = row(method, server_start(method, server.prior, server.start) if remembers else server.lam_g)
         if order.payload != "full":
             fresh["feedback"] = torch.zeros_like(server.lam_g)
         if not fresh:  # FedAvg and its like keep nothing
             return self._solve(method, server, order, fresh)[0]
-        with opened(self.folder, order.experiment, self.client) as vault:
+        with opened(self.folder, order.experiment, self.client, order.wait) as vault:
+            last = vault._pending  # what was answered last, counted or not
+            if last is not None and overtaken(order.nonce, last.nonce):
+                raise InputError(f"Client {self.client} has answered a later message than {order.nonce}: ignore it.")
             rows = vault.settle(order.ack)
             answer, kept = self._solve(method, server, order, fresh | (rows or {}))
             vault.put(order.nonce, kept)
@@ -75,7 +79,7 @@ class Site:
 
     def share(self, order: Order) -> Tensor:
         """η_k as the server counted it, for a new Σ_k η_k."""
-        with opened(self.folder, order.experiment, self.client) as vault:
+        with opened(self.folder, order.experiment, self.client, order.wait) as vault:
             rows = vault.settle(order.ack)
         assert rows is not None
         return rows["eta"]
@@ -109,3 +113,13 @@ class Site:
             tensors["before"] = rows["lam"]
         answer = Answer({name: value.cpu() for name, value in tensors.items()}, float(num_examples(losses)[0]))
         return answer, {name: value.cpu() for name, value in kept.items()}
+
+
+def overtaken(nonce: str, answered: str) -> bool:
+    """Whether an attempt at a round is older than the one that was answered last.
+
+    Messages can overtake each other. To answer the older one would put its state in the place of one that may have
+    counted by now. Attempts of different servers cannot be compared.
+    """
+    (id, *age), (other, *last) = nonce.split("."), answered.split(".")
+    return id == other and [int(part) for part in age] < [int(part) for part in last]

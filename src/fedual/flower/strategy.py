@@ -1,11 +1,8 @@
 """The server's strategy: any method of fedual on Flower's Message API, each round of each client counted once."""
 
-import fcntl
 import json
-import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, cast
@@ -18,19 +15,19 @@ from torch import Tensor, nn
 
 from fedual import methods
 from fedual.admm import Method
-from fedual.duals import Zero
-from fedual.errors import FedualError, InputError
+from fedual.errors import DivergedError, FedualError, InputError, require_count, require_positive
 from fedual.evaluate import evaluate
 from fedual.families import Gaussian, is_point
-from fedual.flower import wire
+from fedual.flower import folder, wire
 from fedual.flower.client import describe
 from fedual.flower.ledger import Ledger, Reply
 from fedual.flower.payload import KINDS
+from fedual.flower.recount import recount
+from fedual.flower.replies import averaged, by_client, opened
 from fedual.flower.roster import Policy, Roster
 from fedual.posterior import Posterior
 from fedual.rounds import Schedule, begin, scheduled
-from fedual.runs import RunDirectory
-from fedual.solvers import Draws, Network
+from fedual.solvers import Draws, Network, Stepper
 from fedual.solvers.draws import Mode
 from fedual.solvers.network import Trainable
 
@@ -105,41 +102,55 @@ class BayesianADMM(Strategy):
             raise InputError("BayesianADMM needs a model, or a prior for a problem that is no network.")
         if payload not in KINDS:
             raise InputError(f"payload = {payload!r}: choose {', '.join(KINDS)}.")
+        if not isinstance(experiment, str) or not experiment:
+            raise InputError(f"experiment = {experiment!r}: give it a name, under which it is resumed.")
+        local = {"batch_size": batch_size, "local_epochs": local_epochs, "local_steps": local_steps}
+        for name, value in {"rounds": rounds, **local}.items():
+            if value is not None:
+                require_count(name, value)
+        require_count("samples", samples, 0)
+        require_positive("participation", participation, most=1.0)
         self.method = methods.build(method, **(settings or {})) if isinstance(method, str) else method
-        scheduled(self.method, schedule, 0, rounds, decay)
-        self.network = None if model is None else Network(model, trainable)
+        if (schedule != "constant" or decay != 1) and not isinstance(self.method.solver, Stepper):
+            raise InputError(f"{self.method.solver} has no learning rate: leave schedule and decay out.")
+        scheduled(self.method, schedule, rounds - 1, rounds, decay)  # its smallest rate
+        if both := {*readmit} & {*forget}:
+            raise InputError(f"{', '.join(sorted(both))} cannot be re-admitted and forgotten at once: choose one.")
+        if (readmit or forget) and self.method.server.remembers:
+            raise InputError(
+                f"The server of {self.method.server} adds up changes, of which no client's part can be taken off: "
+                "choose another experiment."
+            )
+        # the server's numbers are sums of what comes over the network: they stay where that arrives
+        self.network = None if model is None else Network(model, trainable).to("cpu")
         self.rounds, self.experiment, self.folder = rounds, experiment, Path(out)
-        self.draws, self.participation, self.payload, self.policy = (
-            Draws(seed, noise, order),
-            participation,
-            payload,
-            policy,
-        )
+        self.draws, self.participation, self.policy = Draws(seed, noise, order), participation, policy
         self.test, self.evaluate_clients, self.samples = test, evaluate_clients, samples
         self.loss, self.scale, self.readmit, self.forget = loss, scale, tuple(readmit), tuple(forget)
-        local = {"batch_size": batch_size, "local_epochs": local_epochs, "local_steps": local_steps}
         self.told: dict[str, Any] = {  # with every message of a round
             "experiment": experiment,
             "rounds": rounds,
             "schedule": schedule,
             "decay": decay,
             "payload": payload,
+            "wait": policy.timeout,
             "train": json.dumps({"seed": seed, "noise": noise, "order": order, **local}),
         }
         if isinstance(method, str):
             self.told |= {"method": method, "settings": json.dumps(dict(settings or {}))}
         start = None if self.network is None else self.network.initial()
-        self.ledger = Ledger(begin(self.method, start, prior))
+        self.ledger = Ledger(begin(self.method, start, None if prior is None else prior.cpu()))
         self.facts = describe(self.network, None if isinstance(method, str) else method, loss, scale, about)
         self.config = {
             "engine": "flower", "experiment": experiment, "method": repr(self.method), "rounds": rounds, "seed": seed,
             "facts": self.facts, "participation": participation, "payload": payload, "noise": noise, "order": order,
-            "schedule": schedule, "decay": decay, "samples": samples, "parameters": self.ledger.server.lam_g.shape[-1],
+            "schedule": schedule, "schedule_ends": rounds if schedule == "cosine" else None, "decay": decay,
+            "samples": samples, "parameters": self.ledger.server.lam_g.shape[-1],
             "loss": self.facts.get("loss"), "scale": scale, **local, **(description or {}),
         }  # fmt: skip
-        self.roster = Roster(experiment, self.facts, policy, frozenset(readmit))
+        self.roster = Roster(experiment, self.facts, policy)
         self.history: list[dict[str, Any]] = []
-        self.nonce, self.asked = "", list[str]()
+        self.nonce, self.asked = "", dict[str, Message]()
 
     def summary(self) -> None:
         """Say what will be run."""
@@ -162,30 +173,19 @@ class BayesianADMM(Strategy):
         """
         timeout = timeout or self.policy.timeout
         result = Result()
-        with self._opened() as folder:
+        with folder.opened(self.folder, self.config, self.ledger) as opened:
+            self.ledger, self.history = opened.ledger, opened.run.history()
             self.summary()
-            self.roster.gather(grid, self.ledger)
             if self.readmit or self.forget:
-                self._recount(grid)
+                recount(grid, self.ledger, self.roster, self.method, self.readmit, self.forget)
+                self.ledger.save(opened.checkpoint)
             while self.ledger.server.round < self.rounds:
-                began, round = time.perf_counter(), self.ledger.server.round + 1
-                self.roster.gather(grid, self.ledger)
-                messages = list(self.configure_train(round, ArrayRecord(), ConfigRecord(), grid))
-                down = sum(wire.nbytes(message.content.array_records[wire.ARRAYS]) for message in messages)
-                arrays, metrics = self.aggregate_train(round, self.roster.exchange(grid, messages, timeout))
-                assert arrays is not None
-                assert metrics is not None
-                record = {"round": round, **self.last, "bytes_down": down, "seconds": time.perf_counter() - began}
-                record |= self._evaluate(round)
-                if self.evaluate_clients:
-                    asked = list(self.configure_evaluate(round, arrays, ConfigRecord(), grid))
-                    found = self.aggregate_evaluate(round, self.roster.exchange(grid, asked, timeout))
-                    record |= {f"{key}_clients": value for key, value in (found or {}).items()}
-                folder.append(record)
-                self.ledger.save(self._checkpoint)  # before the next message leaves
+                round = self.ledger.server.round + 1
+                record, result.arrays, result.train_metrics_clientapp[round] = self._round(grid, round, timeout)
+                opened.close(record)
                 self.history.append(record)
-                result.arrays, result.train_metrics_clientapp[round] = arrays, metrics
                 self._say(record)
+                self._go_on()
             if self.network is not None:
                 self.posterior.save(self.folder / "posterior.safetensors")
         return result
@@ -206,27 +206,28 @@ class BayesianADMM(Strategy):
         turn = range(len(ledger.numbers))
         if self.participation < 1:
             turn = self.draws.turn(server.round, len(turn)).tolist()
-        self.nonce, self.asked = secrets.token_hex(8), self.roster.choose(ledger, turn, self.participation)
         tensors = {"lam_g": server.lam_g}
         if server.start is not None and (self.method.server.remembers or not server.moved):
             tensors["start"] = server.start
+        elif self.method.server.remembers:
+            tensors["prior"] = server.prior
+        shared, self.nonce, self.asked = wire.arrays(tensors), ledger.nonce, {}
         told = {**self.told, "nonce": self.nonce, "round": server.round, "moved": server.moved}
-        for client in self.asked:
+        for client in self.roster.choose(ledger, turn, self.participation):
             own = {**told, "number": ledger.numbers[client], "ack": ledger.acks.get(client)}
-            yield Message(wire.pack(tensors, own), self.roster.nodes[client], MessageType.TRAIN)
+            self.asked[client] = Message(wire.pack(shared, own), self.roster.nodes[client], MessageType.TRAIN)
+        return self.asked.values()
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Line 3 with the replies that hold; `last` says what happened."""
         method = scheduled(
             self.method, self.told["schedule"], self.ledger.server.round, self.rounds, self.told["decay"]
         )
         left_out, held, up = dict.fromkeys(self.asked, "no reply in time"), list[Reply](), 0
-        vector = self.ledger.server.lam_g.nbytes
-        for client, message in self.roster.by_client(replies, self.asked):
+        most = (method.dual.uploads + method.server.remembers) * self.ledger.server.lam_g.nbytes + 4096
+        for client, message in by_client(replies, self.asked):
             try:
-                held.append(self._reply(client, message, 3 * vector + 4096))
+                held.append(opened(client, message, self.told["payload"], most))
                 up += wire.nbytes(message.content.array_records[wire.ARRAYS])
             except InputError as error:
                 left_out[client] = str(error)
@@ -244,105 +245,48 @@ class BayesianADMM(Strategy):
             "bytes_up": up,
             "norm": float(self.ledger.server.lam_g.norm()),
         }
-        arrays = wire.pack({"lam_g": self.ledger.server.lam_g}, {}).array_records[wire.ARRAYS]
+        arrays = wire.arrays({"lam_g": self.ledger.server.lam_g})
         return arrays, MetricRecord({"counted": len(counted), "primal": info.primal, "dual": info.dual})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """λ_g for everybody who is there."""
-        if self.network is None:
-            return
-        server = self.ledger.server
-        told = {**self.told, "nonce": self.nonce, "round": server.round, "samples": self.samples}
-        self.asked = list(self.roster.nodes)
-        for node in self.roster.nodes.values():
-            yield Message(wire.pack({"lam_g": server.lam_g}, told), node, MessageType.EVALUATE)
+        told = {**self.told, "nonce": self.nonce, "round": self.ledger.server.round, "samples": self.samples}
+        own = lambda node: Message(wire.pack(arrays, told), node, MessageType.EVALUATE)
+        self.asked = {client: own(node) for client, node in self.roster.nodes.items()}
+        return self.asked.values()
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
         """The clients' figures, weighted by their examples."""
-        found: list[dict[str, Any]] = []
-        for _, message in self.roster.by_client(replies, self.asked):
-            if not message.has_error() and message.content.metric_records.get(wire.METRICS):
-                found.append(dict(message.content.metric_records[wire.METRICS]))
-        total = sum(one["num-examples"] for one in found)
-        keys = set.intersection(*(set(one) for one in found)) - {"num-examples"} if found else set()
-        mean = lambda key: sum(one[key] * one["num-examples"] for one in found) / total
-        return MetricRecord({key: float(mean(key)) for key in sorted(keys)}) if keys else None
+        found = list[dict[str, Any]]()
+        for client, message in by_client(replies, self.asked):
+            if (why := wire.failure(message)) is None:
+                found.append(wire.metrics_of(message.content))
+            else:
+                log(WARNING, "client %s did not evaluate: %s", client, why)
+        return MetricRecord({**averaged(found)})
 
-    @property
-    def _checkpoint(self) -> Path:
-        return self.folder / "server.safetensors"
-
-    @contextmanager
-    def _opened(self) -> Iterator[RunDirectory]:
-        """The run's folder, for this process alone; what it holds is gone on with."""
-        there = (self.folder / "config.json").exists()
-        folder = (RunDirectory.open if there else RunDirectory.create)(self.folder, self.config)
-        with (self.folder / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InputError(f"{self.folder} is in use by another server: stop it first.") from None
-            if self._checkpoint.exists():
-                self.ledger = Ledger.load(self._checkpoint, self.ledger.server)
-            folder.rewind(self.ledger.server.round)
-            self.history = folder.history()
-            self.ledger.save(self._checkpoint)
-            yield folder
-
-    def _reply(self, client: str, message: Message, most: int) -> Reply:
-        """A reply as the ledger takes it."""
-        if message.has_error():
-            raise InputError(f"its app failed ({message.error.reason or message.error.code})")
-        config = wire.config_of(message.content)
-        if "refusal" in config:
-            raise InputError(str(config["refusal"]))
-        if config.get("client") != client:
-            raise InputError(f"it says that it is client {config.get('client')}")
-        if config.get("payload") != self.payload:
-            raise InputError(f"its payload is {config.get('payload')}, not {self.payload}")
-        metrics = message.content.metric_records.get(wire.METRICS, {})
-        examples = metrics.get("num-examples")
-        if not isinstance(examples, int | float):
-            raise InputError("it does not say how many examples it has")
-        tensors = wire.tensors_of(message.content, most)
-        return Reply(client, str(config.get("nonce")), self.payload, tensors, float(examples))
-
-    def _recount(self, grid: Grid) -> None:
-        """Take Σ_k η_k anew without the clients that start anew or leave; everybody else must be there."""
-        ledger, named = self.ledger, {*self.readmit, *self.forget}
-        if not named & ledger.acks.keys() and not set(self.forget) - ledger.forgotten:
-            return  # done before
-        others = [client for client in ledger.acks if client not in named]
-        if absent := [client for client in others if client not in self.roster.nodes]:
-            raise FedualError(f"Σ η cannot be counted anew without {', '.join(absent)}: start their SuperNodes first.")
-        shares: dict[str, Tensor] = {}
-        if not isinstance(self.method.dual, Zero):
-            told = {"action": "share", "experiment": self.experiment, "nonce": secrets.token_hex(8)}
-            messages = [
-                Message(
-                    wire.pack({}, {**told, "number": ledger.numbers[client], "ack": ledger.acks[client]}),
-                    self.roster.nodes[client],
-                    MessageType.QUERY,
-                )
-                for client in others
-            ]
-            for client, message in self.roster.by_client(
-                self.roster.exchange(grid, messages, self.policy.timeout), others
-            ):
-                if not message.has_error() and "refusal" not in wire.config_of(message.content):
-                    shares[client] = wire.tensors_of(message.content)["eta"]
-            if silent := [client for client in others if client not in shares]:
-                raise FedualError(f"Σ η cannot be counted anew: no dual came from {', '.join(silent)}; try again.")
-            ledger.recount(shares)
-        for client in named:
-            ledger.acks.pop(client, None)
-            ledger.secrets.pop(client, None)
-            self.roster.nodes.pop(client, None)
-        ledger.forgotten = (ledger.forgotten | set(self.forget)) - set(self.readmit)
-        self.roster.strangers.clear()  # they may come again
-        ledger.save(self._checkpoint)
+    def _round(self, grid: Grid, round: int, timeout: float) -> tuple[dict[str, Any], ArrayRecord, MetricRecord]:
+        """Lines 1 to 3; what happened, λ_g and the figures for Flower."""
+        began = time.perf_counter()
+        self.roster.gather(grid, self.ledger)
+        messages = list(self.configure_train(round, ArrayRecord(), ConfigRecord(), grid))
+        down = sum(wire.nbytes(message.content.array_records[wire.ARRAYS]) for message in messages)
+        replies = self.roster.exchange(grid, messages, timeout, self.policy.enough)
+        arrays, metrics = self.aggregate_train(round, replies)
+        record = {"round": round, **self.last, "bytes_down": down, "seconds": time.perf_counter() - began}
+        if not record["shortened"]:
+            raise DivergedError(
+                f"Round {round} diverged, for the server's step left the domain of {self.method.family}; round "
+                f"{round - 1} is kept in {self.folder}: lower lr or damping, or raise rho, in a new experiment."
+            )
+        record |= self._evaluate(round)
+        if self.evaluate_clients and self.network is not None:
+            asked = list(self.configure_evaluate(round, arrays, ConfigRecord(), grid))
+            found = self.aggregate_evaluate(round, self.roster.exchange(grid, asked, timeout, self.policy.enough))
+            record |= {f"{key}_clients": value for key, value in found.items()}
+        return record, arrays, metrics
 
     def _evaluate(self, round: int) -> dict[str, Any]:
         """The server's figures on its test set."""
@@ -360,6 +304,16 @@ class BayesianADMM(Strategy):
             seed=self.draws.evaluation(round),
         )
         return {**found, "evaluation_seconds": time.perf_counter() - began}
+
+    def _go_on(self) -> None:
+        """Stop a run in which nothing happens any more: one bad round may pass, three in a row will not."""
+        last = self.history[-3:]
+        if len(last) == 3 and not any(record["counted"] for record in last):
+            why = "; ".join(f"{client}: {why}" for client, why in last[-1]["left_out"].items())
+            raise FedualError(
+                f"No client counted in the last 3 rounds ({wire.brief(why)}): repair the sites and submit the run "
+                "again."
+            )
 
     def _say(self, record: Mapping[str, Any]) -> None:
         figures = [f"{key} {record[key]:.4f}" for key in ("accuracy", "nll") if key in record]
