@@ -4,13 +4,16 @@ PY := $(shell command -v $(PYTHON) || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test test-flower lint docs bench clean
 
 demo: .venv/.demo  ## train a posterior on ten clients with scikit-learn's digits: no download, under a minute
 	$(BIN)/fedual run
 
 test: .venv/.dev lint  ## lint, type check and all tests
 	$(BIN)/python -m pytest -n 2
+
+test-flower: .venv/.dev  ## the tests with real Flower processes on 127.0.0.1
+	$(BIN)/python -m pytest -m flower
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
