@@ -173,6 +173,22 @@ def test_too_large_an_update_is_seen_among_three_or_after_a_round(tmp_path, num,
     assert all("1" in clients for clients in limitless.counted)
 
 
+def test_an_update_without_a_size_is_refused_where_there_is_none_to_compare_with(tmp_path):
+    """A mean beyond all numbers, from one of two, in the first round."""
+    sites = Federation(tmp_path, num=2)
+
+    def between(node, message, answer):
+        reply = answer()
+        if node == 101 and is_train(message, 1):
+            reply.content.array_records[wire.ARRAYS]["lam"] = Array(np.array([[1e200] * 4, [-1e-200] * 4]))
+        return reply
+
+    sites.run(3, between)
+    assert sites.counted == [["0"], ["0", "1"], ["0", "1"]]
+    assert "its size is not finite" in sites.history[0]["left_out"]["1"]
+    sites.agrees()
+
+
 def test_a_server_step_that_leaves_the_domain_stops_the_run_and_keeps_the_last_round(tmp_path):
     """Each η_k is finite, their sum is not."""
     sites = Federation(tmp_path, num=2)

@@ -175,7 +175,7 @@ def describe(
             digest.update(key.encode() + frozen[key].cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         found["model"] = digest.hexdigest()[:16]
         found["loss"] = loss if isinstance(loss, str) else getattr(loss, "__qualname__", type(loss).__name__)
-        found["scale"] = str(scale)
+        found["scale"] = str(None if scale is None else float(scale))
     return found
 
 

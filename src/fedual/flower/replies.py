@@ -19,7 +19,7 @@ def by_client(replies: Iterable[Message], asked: Mapping[str, Message]) -> Itera
             yield client, message
 
 
-def opened(client: str, message: Message, payload: str, most: int) -> Reply:
+def reply_of(client: str, message: Message, payload: str, most: int) -> Reply:
     """A reply as the ledger takes it.
 
     Args:

@@ -23,7 +23,7 @@ from fedual.flower.client import describe
 from fedual.flower.ledger import Ledger, Reply
 from fedual.flower.payload import KINDS
 from fedual.flower.recount import recount
-from fedual.flower.replies import averaged, by_client, opened
+from fedual.flower.replies import averaged, by_client, reply_of
 from fedual.flower.roster import Policy, Roster
 from fedual.posterior import Posterior
 from fedual.rounds import Schedule, begin, scheduled
@@ -173,16 +173,16 @@ class BayesianADMM(Strategy):
         """
         timeout = timeout or self.policy.timeout
         result = Result()
-        with folder.opened(self.folder, self.config, self.ledger) as opened:
-            self.ledger, self.history = opened.ledger, opened.run.history()
+        with folder.opened(self.folder, self.config, self.ledger) as home:
+            self.ledger, self.history = home.ledger, home.run.history()
             self.summary()
             if self.readmit or self.forget:
                 recount(grid, self.ledger, self.roster, self.method, self.readmit, self.forget)
-                self.ledger.save(opened.checkpoint)
+                self.ledger.save(home.checkpoint)
             while self.ledger.server.round < self.rounds:
                 round = self.ledger.server.round + 1
                 record, result.arrays, result.train_metrics_clientapp[round] = self._round(grid, round, timeout)
-                opened.close(record)
+                home.close(record)
                 self.history.append(record)
                 self._say(record)
                 self._go_on()
@@ -227,7 +227,7 @@ class BayesianADMM(Strategy):
         most = (method.dual.uploads + method.server.remembers) * self.ledger.server.lam_g.nbytes + 4096
         for client, message in by_client(replies, self.asked):
             try:
-                held.append(opened(client, message, self.told["payload"], most))
+                held.append(reply_of(client, message, self.told["payload"], most))
                 up += wire.nbytes(message.content.array_records[wire.ARRAYS])
             except InputError as error:
                 left_out[client] = str(error)
