@@ -26,7 +26,9 @@ Sets = Annotated[
 ]
 Preset = Annotated[str | None, typer.Option(help="Settings that the scenario has under this name, e.g. paper.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Engine = Annotated[str, typer.Option(help="vectorised (all clients at once) or sequential (one by one).")]
+Engine = Annotated[
+    str, typer.Option(help="vectorised (all clients at once), sequential (one by one) or flower (Flower's simulation).")
+]
 Out = Annotated[
     Path | None, typer.Option(help="The run's folder.", show_default="runs/SCENARIO-METHOD-SEED, the next one free")
 ]
@@ -60,7 +62,7 @@ def run(
     """
     from fedual.cli.progress import progress
     from fedual.experiments import load
-    from fedual.experiments.federation import execute
+    from fedual.experiments.federation import execute, execute_on_flower
     from fedual.runs.values import without_nan
 
     given = [*(sets or ()), *([] if rounds is None else [f"train.rounds={rounds}"])]
@@ -71,8 +73,11 @@ def run(
     began = time.perf_counter()
     with progress() as watch:
         callbacks = [watch(f"{loaded.name}, {method}", loaded.train["rounds"])]
-        options = {"device": device, "engine": engine, "out": folder, "resume": resume, "callbacks": callbacks}
-        done = execute(loaded, seed, root=root, **options)
+        if engine == "flower":
+            done = execute_on_flower(loaded, seed, folder, resume, root)
+        else:
+            options = {"device": device, "engine": engine, "out": folder, "resume": resume, "callbacks": callbacks}
+            done = execute(loaded, seed, root=root, **options)
     seconds = time.perf_counter() - began
     report(loaded, done.history)
     path, spent = done.path or folder, times(done.history, seconds)

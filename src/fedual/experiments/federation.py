@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from fedual.errors import InputError
 from fedual.experiments.scenario import Scenario, Table
 from fedual.solvers.clients import Clients
 from fedual.training import Run, fit
+
+if TYPE_CHECKING:
+    from fedual.flower.simulation import Simulated
 
 KINDS = {"dirichlet": partition.dirichlet, "homogeneous": partition.homogeneous, "two-class": partition.two_class}
 
@@ -89,6 +93,24 @@ def execute(
     model, clients, test, scale, description = materialise(scenario, seed, root, validation)
     given: Table = {"test": test, "scale": scale, "description": description, "seed": seed}
     return fit(model, clients, method, **given, **scenario.train, **options)
+
+
+def execute_on_flower(
+    scenario: Scenario, seed: int, out: Path, resume: bool = False, root: str | os.PathLike[str] | None = None
+) -> "Simulated":
+    """Run a scenario on Flower's simulation engine, which shows its own progress and keeps clients' state in `out`."""
+    try:
+        from fedual.flower.simulation import simulate
+    except ModuleNotFoundError as error:
+        raise InputError(f"engine = flower needs {error.name}: pip install 'flwr[simulation]>=1.41,<1.42'.") from None
+    if not resume and (out / "config.json").exists():
+        raise InputError(f"{out} holds a run: resume it (--resume) or choose another folder.")
+    if odd := scenario.train.keys() & {"evaluate_every", "chunk", "compile", "precision", "client_state"}:
+        raise InputError(f"engine = flower has no {', '.join(sorted(odd))}: leave it out, or choose another engine.")
+    method = scenario.build()
+    model, clients, test, scale, description = materialise(scenario, seed, root)
+    given: Table = {"test": test, "scale": scale, "description": description, "seed": seed, "out": out}
+    return simulate(model, clients, method, **given, **scenario.train)
 
 
 def _rebuild(model: Table) -> Table:

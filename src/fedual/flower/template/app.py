@@ -25,8 +25,9 @@ client, server = client_app(model, site, scale=16), ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     config, digits = context.run_config, data.load("digits")
-    few = {"rounds": config["rounds"], "experiment": config["experiment"], "out": config["out"]}
-    who = {"readmit": config["readmit"].split(), "forget": config["forget"].split()}
-    policy = Policy(min_clients=config["min-clients"])
-    test = digits.x_test, digits.y_test
-    BayesianADMM(model(), "ivon-admm", scale=16, test=test, policy=policy, **few, **who).start(grid)
+    strategy = BayesianADMM(
+        model(), "ivon-admm", int(config["rounds"]), experiment=str(config["experiment"]), out=str(config["out"]),
+        policy=Policy(min_clients=int(config["min-clients"])), scale=16, test=(digits.x_test, digits.y_test),
+        readmit=str(config["readmit"]).split(), forget=str(config["forget"]).split(),
+    )  # fmt: skip
+    strategy.start(grid)
