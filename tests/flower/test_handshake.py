@@ -128,6 +128,30 @@ def test_a_site_whose_app_fails_at_the_handshake_is_named_and_asked_again(sites,
     sites.agrees()
 
 
+def test_a_node_that_never_answers_the_handshake_holds_up_one_round_for_grace_seconds(sites, clock):
+    silent = lambda node, message, answer: None if node == 101 else answer()
+    sites.run(6, silent)
+    assert sites.counted == [["0", "2"]] * 6
+    assert 10 <= clock.now < 20
+    sites.agrees()
+
+
+def test_a_node_that_returns_under_another_id_while_flower_still_lists_the_old_one(sites, clock):
+    def between(node, message, answer):
+        clock.now += 5
+        if is_train(message, 3):
+            sites.grid.apps[201] = sites.node(1)  # as a SuperNode without a key returns
+        if is_train(message, 4):
+            sites.grid.apps.pop(101, None)
+        return None if node == 101 and is_train(message) and 201 in sites.grid.apps else answer()
+
+    sites.run(8, between)
+    counted = ["1" in clients for clients in sites.counted]
+    assert counted[:2] == [True] * (2)
+    assert counted[-1]
+    sites.agrees()
+
+
 def test_a_policy_that_cannot_be_kept_is_refused():
     for bad in (
         {"min_clients": 0},

@@ -15,6 +15,7 @@ from fedual.errors import DataError, FedualError, InputError
 from fedual.evaluate import evaluate
 from fedual.families import Diagonal
 from fedual.flower import BayesianADMM, Policy, client_app, folder
+from fedual.flower.ledger import Ledger
 from fedual.posterior import Posterior, Prediction
 from fedual.solvers import Network
 
@@ -166,6 +167,21 @@ def test_files_that_are_lost_or_damaged_are_not_made_up(tmp_path):
     file.write_bytes(content)
     sites.run(3)
     sites.agrees()
+
+
+def test_a_record_is_on_the_disk_before_its_round_counts_and_that_before_the_next_message(tmp_path, monkeypatch):
+    sites, events = Federation(tmp_path, num=1), []
+    save = Ledger.save
+    monkeypatch.setattr(folder, "sync", lambda path: events.append(path.name))
+    monkeypatch.setattr(Ledger, "save", lambda self, path: (save(self, path), events.append(path.name)))
+
+    def between(node, message, answer):
+        events.append(message.metadata.message_type)
+        return answer()
+
+    sites.run(2, between)
+    one = ["train", "metrics.jsonl", "server.safetensors"]
+    assert events == ["server.safetensors", "query", *one, *one]
 
 
 def test_too_few_clients_is_one_sentence(tmp_path, clock):
