@@ -19,7 +19,8 @@ def site(node):  # yours: this site's inputs and labels, from what its SuperNode
     return digits.x_train[parts[node["partition-id"]]], digits.y_train[parts[node["partition-id"]]]
 
 
-client, server = client_app(model, site, scale=16), ServerApp()
+client = client_app(model, site, scale=16)
+server = ServerApp()
 
 
 @server.main()
