@@ -85,8 +85,11 @@ def _ask(grid: Grid, ledger: Ledger, roster: Roster, clients: Collection[str]) -
                 raise InputError(why)
             if wire.config_of(message.content).get("nonce") != told["nonce"]:
                 raise InputError("its reply is to another question")
-            shares[client] = wire.tensors_of(message.content, ledger.server.lam_g.nbytes + 4096)["eta"]
-        except (InputError, KeyError) as error:
+            sent = wire.tensors_of(message.content, ledger.server.lam_g.nbytes + 4096)
+            if "eta" not in sent:
+                raise InputError("it sent no dual")
+            shares[client] = sent["eta"]
+        except InputError as error:
             silent[client] = wire.brief(error)
             if not message.has_error() and wire.config_of(message.content).get("lost") is True:
                 lost.append(client)
