@@ -1,0 +1,189 @@
+"""fedual on real Flower processes, with TLS and keys: the simulator's posterior, and the oracle's whoever is killed."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fedapp
+import pytest
+import torch
+from cluster import Cluster
+from deployed import Deployed
+from problems import normal, rng
+from safetensors.torch import load_file, save_file
+
+import fedual
+from fedual import admm
+from fedual.runs import RunDirectory
+from fedual.solvers import Linear
+
+pytestmark = pytest.mark.flower
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=2) as cluster:
+        cluster.app(Path(fedapp.__file__).read_text(), fedapp.CONFIG)
+        yield cluster
+
+
+@pytest.fixture
+def sites(tmp_path: Path, cluster: Cluster) -> Deployed:
+    return Deployed(tmp_path, cluster)
+
+
+BOTH = ["0", "1"]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_killed_serverapp(sites: Deployed, moment: str):
+    """The same command again goes on after the last round that counted; what was answered meanwhile did not."""
+    place = f"{moment}.1.2"
+    run = sites.held(place, rounds=3)
+    sites.cluster.kill_serverapp()
+    sites.release(place)
+    assert run.wait(timeout=90) == "finished:failed"
+    assert sites.counted == [BOTH]
+    sites.complete(rounds=3)
+    assert sites.counted == [BOTH] * 3
+    sites.agrees()
+
+
+def test_a_killed_superlink(sites: Deployed):
+    place = "after.1.2"
+    run = sites.held(place, rounds=3)
+    sites.cluster.kill_superlink()
+    sites.release(place)
+    sites.cluster.start_superlink()
+    assert run.wait(timeout=90) == "finished:failed"
+    sites.complete(rounds=3)
+    assert sites.counted == [BOTH] * 3
+    sites.agrees()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_killed_supernode_that_comes_back(sites: Deployed, moment: str):
+    place = f"{moment}.1.2"
+    run = sites.held(place, rounds=4)
+    sites.cluster.kill_node(1)
+    sites.release(place)
+    sites.cluster.start_node(1)
+    assert run.wait(timeout=180) == "finished:completed", run.log()
+    assert sites.counted[:2] == [BOTH, ["0"]]
+    assert "its app failed" in sites.left_out(2)["1"]
+    assert sites.counted[-1] == BOTH
+    sites.agrees()
+
+
+def test_a_killed_superlink_and_supernode(sites: Deployed):
+    place = "after.1.2"
+    run = sites.held(place, rounds=3)
+    sites.cluster.kill_superlink()
+    sites.cluster.kill_node(1)
+    sites.release(place)
+    sites.cluster.start_superlink()
+    sites.cluster.start_node(1)
+    assert run.wait(timeout=90) == "finished:failed"
+    sites.complete(rounds=3)
+    assert sites.counted == [BOTH] * 3
+    sites.agrees()
+
+
+def test_clients_that_fail_before_and_after_their_save_and_are_killed(sites: Deployed):
+    (sites.stage / "raise.before.1.2").touch()
+    (sites.stage / "raise.after.0.3").touch()
+    place = "after.1.4"
+    run = sites.held(place, rounds=5)
+    sites.cluster.kill_clientapps(1)
+    sites.release(place)
+    assert run.wait(timeout=180) == "finished:completed", run.log()
+    assert sites.counted == [BOTH, ["0"], ["1"], ["0"], BOTH]
+    assert "out of luck" in sites.left_out(2)["1"]
+    assert "out of luck" in sites.left_out(3)["0"]
+    assert "its app failed" in sites.left_out(4)["1"]
+    sites.agrees()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_reply_after_the_time_out(sites: Deployed, moment: str):
+    """The client is still at it when the next message comes: two at once on a node."""
+    place = f"{moment}.1.2"
+    run = sites.held(place, rounds=4, timeout=40)
+    run.saw("round 3: ", timeout=150)
+    sites.release(place)
+    assert run.wait(timeout=180) == "finished:completed", run.log()
+    assert sites.counted == [BOTH, ["0"], BOTH, BOTH]
+    assert sites.left_out(2) == {"1": "no reply in time"}
+    sites.agrees()
+
+
+def corrupt(state: Path) -> None:
+    content = bytearray(state.read_bytes())
+    content[-1] ^= 1
+    state.write_bytes(content)
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, corrupt], ids=["deleted", "corrupted"])
+def test_a_state_file_that_is_lost(sites: Deployed, harm: Callable[[Path], None]):
+    """Its client is named and left out, until it is re-admitted without its old share."""
+    sites.complete(rounds=2)
+    state = sites.vault("1")
+    harm(state)
+    run = sites.complete(rounds=3, **{"min-clients": 1})
+    assert "client 1 was turned away" in run.log()
+    state.unlink()  # of the new one, or of the damaged one, as the refusal says
+    sites.complete(rounds=4, readmit="1")
+    assert sites.counted == [BOTH, BOTH, ["0"], BOTH]
+    sites.agrees([BOTH, BOTH, ["0"], "-1", BOTH])
+
+
+def examples(method: str, num: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Unequal clients, for a network or for logistic regression."""
+    size = lambda k: 9 + 7 * k % 19
+    if method in fedapp.NETWORKS:
+        labels = lambda k: torch.randint(3, (size(k),), generator=rng(20 + k))
+        return [(normal((size(k), 6), 10 + k), labels(k)) for k in range(num)]
+    return [(normal((size(k), 3), 10 + k), (normal((size(k),), 20 + k) > 0).double()) for k in range(num)]
+
+
+def has_the_simulators_posterior(cluster: Cluster, folder: Path, method: str, num: int) -> None:
+    rounds, data = 5, examples(method, num)
+    tensors = {f"{name}{k}": value for k, pair in enumerate(data) for name, value in zip("xy", pair, strict=True)}
+    if method in fedapp.NETWORKS:
+        expected = fedual.fit(fedapp.mlp(), data, method, rounds, device="cpu", **fedapp.LOCAL).server
+    else:
+        rule = fedapp.GLM[method]
+        losses = Linear.from_clients("binomial", data)
+        tensors["prior"] = rule.family.natural(normal((3,), 5) / 10)  # type: ignore[attr-defined]
+        expected = admm.init(rule, tensors["prior"], num)
+        for _ in range(rounds):
+            expected, _ = admm.step(rule, expected, losses)
+        assert (expected.lam_g - tensors["prior"]).norm() > 0.1
+    save_file(tensors, folder / "problem.safetensors")
+    (folder / "stage").mkdir()
+    run = cluster.run({"folder": str(folder), "method": method, "rounds": rounds, "min-clients": num, "timeout": 600})
+    assert run.wait(timeout=60 * num + 180) == "finished:completed", run.log()
+    found = load_file(folder / "out" / "server.safetensors")
+    for name in ("lam_g", "eta_sum"):
+        theirs = getattr(expected, name)
+        assert float((found[name] - theirs).norm() / theirs.norm()) < 1e-9
+    clients = [record["counted"] for record in RunDirectory.open(folder / "out").history()]
+    assert clients == [num] * rounds
+
+
+METHODS = [*fedapp.GLM, *fedapp.NETWORKS]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_sites_have_the_simulators_posterior(cluster: Cluster, tmp_path: Path, method: str):
+    has_the_simulators_posterior(cluster, tmp_path, method, 2)
+
+
+@pytest.mark.skipif("FEDUAL_SLOW" not in os.environ, reason="ten nodes take minutes on two cores: set FEDUAL_SLOW=1")
+def test_ten_sites_have_the_simulators_posterior(tmp_path: Path):
+    with Cluster(tmp_path, nodes=10, hurry=False) as cluster:
+        cluster.app(Path(fedapp.__file__).read_text(), fedapp.CONFIG)
+        for method in METHODS:
+            folder = tmp_path / method
+            folder.mkdir()
+            has_the_simulators_posterior(cluster, folder, method, 10)

@@ -1,0 +1,67 @@
+"""Flower's simulation engine as a backend."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedual import fit
+from fedual.errors import InputError
+from fedual.experiments import load
+from fedual.experiments.federation import execute_on_flower, materialise
+from fedual.flower.simulation import Portable, _examples, _site
+from fedual.solvers import Clients
+
+
+def scenario(*sets: str):
+    return load("digits-heterog-10", sets=["train.rounds=2", "train.local_epochs=1", "split.clients=3", *sets])
+
+
+def test_every_client_finds_its_own_examples(tmp_path: Path):
+    from safetensors.torch import save_file
+
+    clients = Clients(torch.arange(12)[:, None], torch.arange(12), [torch.tensor([3, 1]), torch.tensor([0, 11, 4])])
+    save_file(_examples(clients), tmp_path / "examples.safetensors")
+    for number, part in enumerate(clients.parts):
+        x, y = _site(tmp_path / "examples.safetensors", number)
+        assert torch.equal(x, clients.x[part])
+        assert torch.equal(y, clients.y[part])
+
+
+def test_weights_are_refused_rather_than_left_out():
+    weights = [torch.ones(2), torch.ones(1)]
+    clients = Clients(torch.ones(3, 1), torch.zeros(3), [torch.tensor([0, 1]), torch.tensor([2])], weights)
+    with pytest.raises(InputError, match="weights"):
+        _examples(clients)
+
+
+def test_an_app_is_made_once_in_a_process(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Portable, "made", {})
+    made = []
+
+    def make(name: str):
+        return lambda: made.append(name) or (lambda message, context: (name, message))
+
+    one, two = Portable("one", make("one")), Portable("two", make("two"))
+    assert [one(1, None), one(2, None), two(3, None)] == [("one", 1), ("one", 2), ("two", 3)]  # type: ignore[arg-type]
+    assert made == ["one", "two"]
+
+
+def test_what_flower_cannot_do_is_refused_before_anything_starts(tmp_path: Path):
+    with pytest.raises(InputError, match="evaluate_every"):
+        execute_on_flower(scenario("evaluate_every=2"), 0, tmp_path / "run")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="resume"):
+        execute_on_flower(scenario(), 0, tmp_path)
+
+
+@pytest.mark.flower
+def test_the_simulation_gives_the_answer_of_fit(tmp_path: Path):
+    pytest.importorskip("ray")
+    found = execute_on_flower(scenario(), 0, tmp_path / "run")
+    model, clients, test, scale, _ = materialise(scenario(), 0)
+    settings = {key: value for key, value in scenario().train.items() if key != "rounds"}
+    run = fit(model, clients, scenario().build(), 2, seed=0, scale=scale, test=test, device="cpu", **settings)
+    torch.testing.assert_close(found.strategy.ledger.server.lam_g, run.server.lam_g, rtol=1e-4, atol=1e-4)
+    assert [record["round"] for record in found.history] == [1, 2]
+    assert (tmp_path / "run" / "posterior.safetensors").exists()
