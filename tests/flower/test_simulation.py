@@ -1,6 +1,7 @@
 """Flower's simulation engine as a backend."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def test_an_app_is_made_once_in_a_process(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Portable, "made", {})
     made = []
 
-    def make(name: str):
+    def make(name: str) -> Any:
         return lambda: made.append(name) or (lambda message, context: (name, message))
 
     one, two = Portable("one", make("one")), Portable("two", make("two"))
