@@ -28,7 +28,8 @@ from fedual.flower import BayesianADMM, Policy, client_app, wire
 
 EXAMPLES, BATCH, METHODS = 600, 32, ("ivon-admm", "fedavg")
 CONFIG = {"folder": "", "method": "ivon-admm", "nodes": 2, "rounds": 3, "epochs": 10}
-server, client = ServerApp(), ClientApp()
+client = ClientApp()
+server = ServerApp()
 
 
 def model() -> nn.Module:
