@@ -152,6 +152,39 @@ def test_a_node_that_returns_under_another_id_while_flower_still_lists_the_old_o
     sites.agrees()
 
 
+def test_clients_are_numbered_by_their_ids_not_by_who_answered_first(tmp_path):
+    """Their draws depend on it: site 10 comes after site 9."""
+    sites = Federation(tmp_path, num=11)
+    sites.grid.apps = dict(reversed(sites.grid.apps.items()))
+    sites.run(1)
+    assert sites.ledger.numbers == {str(k): k for k in range(11)}
+
+
+def test_of_two_nodes_with_one_id_the_first_takes_part(sites, caplog):
+    sites.grid.apps[201] = sites.node(1)
+    sites.run(2)
+    assert "client 1 was turned away: another node has this id now" in caplog.text
+    asked = [message.metadata.dst_node_id for message in sites.grid.sent if is_train(message)]
+    assert asked == [100, 101, 102] * 2
+    sites.agrees()
+
+
+def test_a_site_whose_answer_to_the_handshake_was_lost_is_asked_again(sites, clock):
+    lost = []
+
+    def between(node, message, answer):
+        clock.now += 20 * is_train(message)
+        if node == 101 and not lost:
+            lost.append(answer())
+            return None
+        return answer()
+
+    sites.run(6, between)
+    assert sites.counted[0] == ["0", "2"]
+    assert "1" in sites.counted[-1]
+    sites.agrees()
+
+
 def test_a_policy_that_cannot_be_kept_is_refused():
     for bad in (
         {"min_clients": 0},

@@ -131,6 +131,13 @@ def test_a_client_that_leaves_for_good(sites):
     assert sites.counted[-2:] == [["0", "2"]] * 2
 
 
+def test_participation_is_a_share_of_the_clients_that_did_not_leave(tmp_path):
+    sites = Federation(tmp_path, num=4)
+    sites.run(2, participation=0.5)
+    sites.run(4, participation=0.5, forget=["1", "2"])
+    assert [len(clients) for clients in sites.counted] == [2, 2, 1, 1]
+
+
 def test_a_client_can_be_forgotten_that_is_not_there(sites):
     sites.run(3)
     del sites.grid.apps[101]
