@@ -3,7 +3,7 @@
 Claim: the posterior is exactly (1e-9) that of an oracle in NumPy that replays the log of what counted, and Σ η is the
 sum of the clients' duals. In each round one of two clients is held before or after it saves its state; then its
 SuperNode, its ClientApp, the ServerApp or the SuperLink is killed with SIGKILL, as the seed says. The tests' harness,
-with TLS, keys and short clocks; 20 rounds take about half an hour on two busy cores. Exit code 1 where the claim fails.
+with TLS, keys and short clocks: about 50 s a round on two busy cores. Exit code 1 where the claim fails.
 """
 
 import argparse
