@@ -69,8 +69,7 @@ class Site:
         if not fresh:  # FedAvg and its like keep nothing
             return self._solve(method, server, order, fresh)[0]
         with opened(self.folder, order.experiment, self.client, order.wait) as vault:
-            last = vault._pending  # what was answered last, counted or not
-            if last is not None and overtaken(order.nonce, last.nonce):
+            if vault.answered is not None and overtaken(order.nonce, vault.answered):
                 raise InputError(f"Client {self.client} has answered a later message than {order.nonce}: ignore it.")
             rows = vault.settle(order.ack)
             answer, kept = self._solve(method, server, order, fresh | (rows or {}))

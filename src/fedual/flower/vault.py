@@ -106,6 +106,11 @@ class Vault:
         else:
             self._read(content)
 
+    @property
+    def answered(self) -> str | None:
+        """The nonce of what was answered last, counted or not."""
+        return None if self._pending is None else self._pending.nonce
+
     def settle(self, ack: str | None) -> Rows | None:
         """Take the rows of the round that counted; nothing on the disk changes before `put`.
 
