@@ -11,7 +11,7 @@ from fedual.runs.run import rounds as rounds_of
 
 def rounds(work: Work, method: str, engine: str = "vectorised") -> Generator[float]:
     """Seconds of each round, server step included and evaluation not."""
-    scenario = load(SCENARIO, method=method, sets=[f"local_epochs={work.epochs}"])
+    scenario = load(SCENARIO, method=method, sets=[f"local_epochs={work.epochs}", f"batch_size={work.batch_size}"])
     given = {"scale": work.scale, "seed": SEED, "device": "cpu", "engine": engine, "callbacks": [_hold]}
     run = fit(work.model, work.clients, scenario.build(), **scenario.train, **given)
     run.stop = False

@@ -60,7 +60,7 @@ class Work:
 @cache  # Flower's workers ask for it with every message
 def make(epochs: int) -> Work:
     """All clients of the scenario; without its data set, random examples of the same shapes."""
-    scenario = load(SCENARIO)
+    scenario = load(SCENARIO, sets=["train.batch_size=64"])
     try:
         found = materialise(scenario, SEED)
         model, clients, scale, data = found.model, found.clients, found.scale, scenario.data["name"]
