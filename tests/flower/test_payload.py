@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedual.errors import InputError
-from fedual.flower.payload import BLOCK, KINDS, decode, encode, nbytes
+from fedual.flower.payload import BLOCK, KINDS, decode, encode
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SHAPES = [(1, 1), (2, 1023), (2, 1024), (3, 1025), (1, 5000), (2, 0)]
@@ -194,7 +194,7 @@ def test_without_feedback_a_small_steady_change_would_never_arrive():
 def test_sizes():
     """A quarter and half of float32, whose 178110 numbers a row take 4 bytes each."""
     change = numbers((2, 178_110)).float()
-    full, bf16, int8 = (nbytes(encode(change, kind, None)[0]) for kind in KINDS)
+    full, bf16, int8 = (sum(part.nbytes for part in encode(change, kind, None)[0].values()) for kind in KINDS)
     assert full == 2 * 178_110 * 4
     assert bf16 == full / 2
     assert int8 == full / 4 + 2 * 174 * 4

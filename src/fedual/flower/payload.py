@@ -92,11 +92,6 @@ def decode(parts: Mapping[str, Tensor], kind: str, like: Tensor) -> Tensor:
     return decoded
 
 
-def nbytes(parts: Mapping[str, Tensor]) -> int:
-    """The bytes of the numbers that travel."""
-    return sum(part.numel() * part.element_size() for part in parts.values())
-
-
 def _quantised(x: Tensor) -> dict[str, Tensor]:
     """Codes round(x / s) in −127 … 127, half to even, and for each block its scale s = max |x| / 127."""
     wide = x.to(_width(x.dtype))

@@ -30,15 +30,13 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedual.errors import DataError, FedualError, InputError
+from fedual.rounds import Rows
 from fedual.runs.files import replace, writing
 
 FORMAT = "fedual-vault-1"
 REMEDY = "re-admit this client at the server (docs/how-to/deploy.md)"
 PAUSE = 0.05
 """Seconds between two attempts to take the lock."""
-
-Rows = dict[str, Tensor]
-"""What a client carries from round to round, e.g. {"eta": (R, P), "solver.momentum": (P,)}: any names and shapes."""
 
 
 class StateLost(FedualError):
