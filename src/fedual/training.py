@@ -14,7 +14,7 @@ from fedual.admm import Method
 from fedual.errors import InputError, require_count, require_positive
 from fedual.methods import build
 from fedual.rounds import Schedule, scheduled
-from fedual.runs import RunDirectory
+from fedual.runs import RunDirectory, evidence
 from fedual.runs.run import ENGINES, Callback, Folder, Run
 from fedual.runs.run import rounds as rounds_of
 from fedual.simulate.arithmetic import Precision
@@ -197,6 +197,9 @@ def fit(
         network.tapes.clear()  # the posterior keeps the network
     if path:
         run.posterior.save(path / "posterior.safetensors")
+        evidence.write_clients(path, data, loss == "cross_entropy")
+        if test is not None:
+            evidence.write_test(path, run.posterior, test, samples, losses.draws.evaluation(run.server.round))
     return run
 
 

@@ -27,6 +27,7 @@ from fedual.flower.replies import averaged, by_client, reply_of
 from fedual.flower.roster import Policy, Roster
 from fedual.posterior import Posterior
 from fedual.rounds import Schedule, begin, scheduled
+from fedual.runs import evidence
 from fedual.solvers import Draws, Network, Stepper
 from fedual.solvers.draws import Mode
 from fedual.solvers.network import Trainable
@@ -188,6 +189,9 @@ class BayesianADMM(Strategy):
                 self._go_on()
             if self.network is not None:
                 self.posterior.save(self.folder / "posterior.safetensors")
+                if self.test is not None:
+                    seed = self.draws.evaluation(self.ledger.server.round)
+                    evidence.write_test(self.folder, self.posterior, self.test, self.samples, seed)
         return result
 
     @property
