@@ -9,8 +9,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 demo: .venv/.demo  ## train a posterior on ten clients with scikit-learn's digits: no download, under a minute
 	$(BIN)/fedual run
 
-test: .venv/.dev lint  ## lint, type check and all tests
+test: .venv/.dev lint  ## lint, type check, all tests but the slow ones on Flower
 	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -m brief tests/flower
 
 test-flower: .venv/.dev  ## the tests with real Flower processes on 127.0.0.1
 	$(BIN)/python -m pytest -m flower

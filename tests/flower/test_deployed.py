@@ -35,7 +35,10 @@ def sites(tmp_path: Path, cluster: Cluster) -> Deployed:
 BOTH = ["0", "1"]
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+BRIEF = pytest.mark.brief  # a representative part, which `make test` runs
+
+
+@pytest.mark.parametrize("moment", ["before", pytest.param("after", marks=BRIEF)])
 def test_a_killed_serverapp(sites: Deployed, moment: str):
     """The same command again goes on after the last round that counted; what was answered meanwhile did not."""
     place = f"{moment}.1.2"
@@ -61,7 +64,7 @@ def test_a_killed_superlink(sites: Deployed):
     sites.agrees()
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("moment", ["before", pytest.param("after", marks=BRIEF)])
 def test_a_killed_supernode_that_comes_back(sites: Deployed, moment: str):
     place = f"{moment}.1.2"
     run = sites.held(place, rounds=4)
@@ -89,6 +92,7 @@ def test_a_killed_superlink_and_supernode(sites: Deployed):
     sites.agrees()
 
 
+@BRIEF
 def test_clients_that_fail_before_and_after_their_save_and_are_killed(sites: Deployed):
     (sites.stage / "raise.before.1.2").touch()
     (sites.stage / "raise.after.0.3").touch()
@@ -114,6 +118,31 @@ def test_a_reply_after_the_time_out(sites: Deployed, moment: str):
     assert run.wait(timeout=180) == "finished:completed", run.log()
     assert sites.counted == [BOTH, ["0"], BOTH]
     assert sites.left_out(2) == {"1": "no reply in time"}
+    sites.agrees()
+
+
+def test_a_full_disk_at_a_client(sites: Deployed):
+    place = "before.1.2"
+    run = sites.held(place, rounds=3)
+    state = sites.vault("1")
+    state.with_name(f"{state.name}.tmp").symlink_to("/dev/full")  # where the new state is written first
+    sites.release(place)
+    assert run.wait(timeout=180) == "finished:completed", run.log()
+    assert sites.counted == [BOTH, ["0"], BOTH]
+    assert "No space left on device" in sites.left_out(2)["1"]
+    sites.agrees()
+
+
+def test_the_same_run_submitted_twice_at_once(sites: Deployed):
+    """The second server is refused, so that no node has messages of both, and the first goes on."""
+    place = "after.1.2"
+    run = sites.held(place, rounds=3)
+    second = sites.submit(rounds=3)
+    assert second.wait(timeout=90) == "finished:failed"
+    assert "in use by another server" in second.log()
+    sites.release(place)
+    assert run.wait(timeout=180) == "finished:completed", run.log()
+    assert sites.counted == [BOTH] * 3
     sites.agrees()
 
 
@@ -174,7 +203,7 @@ def has_the_simulators_posterior(cluster: Cluster, folder: Path, method: str, nu
 METHODS = [*fedapp.GLM, *fedapp.NETWORKS]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*fedapp.GLM, pytest.param("ivon-admm", marks=BRIEF), "feddyn"])
 def test_two_sites_have_the_simulators_posterior(cluster: Cluster, tmp_path: Path, method: str):
     has_the_simulators_posterior(cluster, tmp_path, method, 2)
 
