@@ -13,7 +13,7 @@ FLOORS = [
     {"families"},
     {"admm", "duals", "servers", "solvers", "rounds"},
     {"methods", "models", "data"},
-    {"simulate", "evaluate", "posterior", "runs", "trackers", "flower", "glm", "training", "scaling"},
+    {"notebook", "comparing", "simulate", "evaluate", "posterior", "runs", "trackers", "flower", "glm", "training", "scaling", "export", "predicting"},
     {"cli", "report", "figures", "experiments"},
 ]
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
