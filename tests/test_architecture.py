@@ -13,8 +13,22 @@ FLOORS = [
     {"families"},
     {"admm", "duals", "servers", "solvers", "rounds"},
     {"methods", "models", "data"},
-    {"notebook", "comparing", "simulate", "evaluate", "posterior", "runs", "trackers", "flower", "glm", "training", "scaling", "export", "predicting"},
-    {"cli", "report", "figures", "experiments"},
+    {
+        "notebook",
+        "comparing",
+        "simulate",
+        "evaluate",
+        "posterior",
+        "runs",
+        "trackers",
+        "flower",
+        "glm",
+        "training",
+        "scaling",
+        "export",
+        "predicting",
+    },
+    {"cli", "report", "figures", "experiments", "starter"},
 ]
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 APART = {
