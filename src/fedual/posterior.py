@@ -8,7 +8,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields
 from itertools import zip_longest
 from pathlib import Path
@@ -18,12 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedual.errors import DataError, FedualError, InputError, require_count, require_positive
-from fedual.evaluate import (
-    class_predictive,
-    draws,
-    forward,
-    regression_outputs,
-)
+from fedual.evaluate import class_predictive, draws, forward, regression_outputs
 from fedual.families import Diagonal, FixedPrecision, Full, Gaussian, Isotropic, check, is_point
 from fedual.models import MODELS, build
 from fedual.solvers.network import Network
@@ -126,9 +121,7 @@ class Posterior:
         Returns:
             A `Prediction` with "cross_entropy", a `RegressionPrediction` of the network's outputs with another loss.
         """
-        at_mean = not require_count("samples", samples, 0) or is_point(self.family)
-        thetas = [self.mean] if at_mean else draws(self.family, self.lam, samples, seed)
-        outputs = forward(self.network, thetas, x, self.transform, batch_size)
+        outputs = forward(self.network, self._thetas(samples, seed), x, self.transform, batch_size)
         if self.loss != "cross_entropy":
             f = regression_outputs(outputs)
             return RegressionPrediction(f.mean(0), f.std(0, correction=0))
@@ -136,6 +129,11 @@ class Posterior:
         probabilities = log_p.exp()
         entropy = torch.special.entr(probabilities).sum(-1)
         return Prediction(probabilities, entropy, entropy - sample_entropy)
+
+    def _thetas(self, samples: int, seed: int) -> Iterable[Tensor]:
+        """The networks that a prediction averages over."""
+        at_mean = not require_count("samples", samples, 0) or is_point(self.family)
+        return [self.mean] if at_mean else draws(self.family, self.lam, samples, seed)
 
     def module(self, theta: Tensor | None = None) -> nn.Module:
         """A copy of the model in evaluation mode with the parameters θ `(P,)`; the mean unless given."""
@@ -146,6 +144,30 @@ class Posterior:
         # the trainable names alone: a name tied to one of them would overwrite it with what it was before training
         model.load_state_dict(self.network.split(theta), strict=False)
         return model
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The mean by name, with what was not trained: for `load_state_dict` of the model that was given to `fit`."""
+        return self.network.state_dict(self.mean)
+
+    def export(self, path: str | os.PathLike[str], x: Tensor, samples: int = 32, seed: int = 0) -> None:
+        """Write what `predict` averages to a .pt2 file of `torch.export`, which runs with torch alone, on a CPU.
+
+        The program takes stored inputs, any number of them, and returns probabilities `(N, C)`; for another loss than
+        "cross_entropy", mean and standard deviation, each `(N, D)`. The file holds samples · P numbers.
+
+        Args:
+            path: The file; its name ends in .pt2.
+            x: Inputs `(N, ...)` as they are stored; their shape and type are used, and none of their values is kept.
+            samples: Draws of θ to average over; 0 predicts at the mean, as families of fixed precision always do.
+            seed: Of the draws.
+
+        Raises:
+            InputError: A model that `torch.export` cannot follow, or another name for the file.
+            DataError: A file that cannot be written.
+        """
+        from fedual.export import export
+
+        export(path, self, x, torch.stack(list(self._thetas(samples, seed))))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to a safetensors file, which is there complete or not at all.
@@ -182,13 +204,15 @@ class Posterior:
         _write(Path(path), tensors, text)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> "Posterior":
+    def load(
+        cls, path: str | os.PathLike[str], model: nn.Module | None = None, device: torch.device | str | None = None
+    ) -> "Posterior":
         """Read a posterior that `save` wrote.
 
         Args:
             path: The file.
-            model: The model that it is of, unless it is one of `fedual.models`; its parameters are not used. The
-                posterior will be on its device.
+            model: The model that it is of, unless it is one of `fedual.models`; its parameters are not used.
+            device: Where the posterior will be; by default where the model is.
 
         Raises:
             InputError: A model that is missing, or whose parameters are not those of the file.
@@ -199,7 +223,10 @@ class Posterior:
         lam, config = tensors["lam"], about["config"]
         if model is None:
             if not config or config.get("model") not in MODELS:
-                raise InputError(f"{path} does not say how its model is built: give it, `load(path, model=…)`.")
+                raise InputError(
+                    f"{path} does not say how its model is built: give it, `load(path, model=…)` or --model "
+                    "module:function."
+                )
             model = build(config["model"], **config.get("settings", {})).to(lam.dtype)
         names = {name for name, _, _, trained in about["parameters"] if trained}
         for stored, own in zip_longest(about["parameters"], _layout(model, names)):
@@ -207,6 +234,7 @@ class Posterior:
                 has = lambda entry: f"{entry[0]} {tuple(entry[1])} of {entry[2]}" if entry else "no more parameters"
                 raise InputError(f"The model is not that of {path}: it has {has(own)}, the file {has(stored)}.")
         network = Network(model, names.__contains__)
+        network.to(device or network.device)
         network.model.load_state_dict(under("frozen."), strict=False)
         try:
             arguments = {name: value.to(network.device) for name, value in under("family.").items()}
