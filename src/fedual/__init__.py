@@ -1,8 +1,8 @@
 """fedual: federated learning that returns posteriors.
 
-`fedual.fit` trains a network on clients' data. Below it are `fedual.methods` (what to run), `fedual.admm` (`init` and
-`step`) and `fedual.families`; the parts are loaded when they are first used, so that `fedual --help` does not wait for
-torch.
+`fedual.fit` trains a network on clients' data, `fedual.compare` does so with several methods. Below them are
+`fedual.methods` (what to run), `fedual.admm` (`init` and `step`) and `fedual.families`; the parts are loaded when they
+are first used, so that `fedual --help` does not wait for torch.
 """
 
 import os
@@ -17,6 +17,7 @@ os.environ.setdefault("MKL_CBWR", "AUTO")
 if TYPE_CHECKING:
     from fedual import (
         admm,
+        comparing,
         data,
         duals,
         errors,
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
         servers,
         simulate,
         solvers,
+        trackers,
         training,
     )
+    from fedual.comparing import compare
     from fedual.posterior import Posterior
     from fedual.training import fit
 
@@ -40,6 +43,8 @@ __all__ = [
     "Posterior",
     "__version__",
     "admm",
+    "compare",
+    "comparing",
     "data",
     "duals",
     "errors",
@@ -55,9 +60,10 @@ __all__ = [
     "servers",
     "simulate",
     "solvers",
+    "trackers",
     "training",
 ]
-_FROM = {"fit": "training", "Posterior": "posterior"}
+_FROM = {"fit": "training", "compare": "comparing", "Posterior": "posterior"}
 
 
 def __getattr__(name: str) -> Any:

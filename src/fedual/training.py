@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from fedual.admm import Method
 from fedual.errors import InputError, require_count, require_positive
 from fedual.methods import build
+from fedual.notebook import watchers
 from fedual.rounds import Schedule, scheduled
 from fedual.runs import RunDirectory, evidence
 from fedual.runs.run import ENGINES, Callback, Folder, Run
@@ -43,6 +45,7 @@ def fit(
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
     weights: Sequence[Tensor] | None = None,
     trainable: Trainable = None,
     scale: float | None = None,
@@ -79,7 +82,10 @@ def fit(
         device: "auto" (a GPU where there is one), "cpu", "cuda", …
         out: A folder for config, metrics, checkpoint and posterior; nothing is written without one.
         resume: Go on with the run in `out`, where there is one.
-        callbacks: Functions (run, record), called before the first round with None and after every round.
+        callbacks: Functions (run, record), called before the first round with None and after every round. One that is
+            a context manager, too, is entered before and left when the run ends, also by an error.
+        progress: Show how it goes on: None for a plot in a notebook and nothing elsewhere, True for one line a round
+            elsewhere, False for nothing anywhere.
         weights: For each client the weights of its examples.
         trainable: Names, prefixes or a predicate of the parameters to train; the others stay as they are.
         scale: Inputs are divided by it (255 for pixels stored as uint8), a batch at a time.
@@ -117,11 +123,7 @@ def fit(
             require_count(name, value, 1)
     require_count("samples", samples, 0)
     require_positive("participation", participation, most=1.0)
-    method = build(method) if isinstance(method, str) else method
-    if not isinstance(method, Method):
-        raise InputError(f"method = {method!r}: give a name, or what a function of `fedual.methods` returns.")
-    if not isinstance(method.solver, Stepper):
-        raise InputError(f"{method.solver} takes no minibatch steps: networks need IVON, SGD or Laplace as a solver.")
+    method = for_networks(method)
     scheduled(method, schedule, rounds - 1, rounds, decay)  # its smallest rate
 
     network = Network(model, trainable).to(resolve(device))
@@ -185,22 +187,34 @@ def fit(
     config |= _described(description or {}, config)
     server, store = begin(method, network.initial(), len(data), client_state, path)
     run = Run(method, losses, rounds, config, server, store, path)
-    callbacks = [*callbacks, *([Folder(run, resume)] if path else [])]  # the last one sees `stop`
-    for callback in callbacks:
-        callback(run, None)
-    try:
+    callbacks = [*callbacks, *watchers(progress), *([Folder(run, resume)] if path else [])]  # the last one sees `stop`
+    with ExitStack() as stack:
+        stack.callback(network.tapes.clear)  # the posterior keeps the network
+        for callback in callbacks:
+            if isinstance(callback, AbstractContextManager):
+                stack.enter_context(callback)
+        for callback in callbacks:
+            callback(run, None)
         for record in rounds_of(run, test):
             run.history.append(record)
             for callback in callbacks:
                 callback(run, record)
-    finally:
-        network.tapes.clear()  # the posterior keeps the network
     if path:
         run.posterior.save(path / "posterior.safetensors")
         evidence.write_clients(path, data, loss == "cross_entropy")
         if test is not None:
             evidence.write_test(path, run.posterior, test, samples, losses.draws.evaluation(run.server.round))
     return run
+
+
+def for_networks(method: str | Method) -> Method:
+    """A method by its name or as it is; one that does not train networks is refused."""
+    method = build(method) if isinstance(method, str) else method
+    if not isinstance(method, Method):
+        raise InputError(f"method = {method!r}: give a name, or what a function of `fedual.methods` returns.")
+    if not isinstance(method.solver, Stepper):
+        raise InputError(f"{method.solver} takes no minibatch steps: networks need IVON, SGD or Laplace as a solver.")
+    return method
 
 
 def _described(description: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:

@@ -111,25 +111,13 @@ def _trials(report: Mapping[str, Any]) -> Table:
 
 
 def _results(report: Mapping[str, Any]) -> Table:
-    columns = ("method", "at", "accuracy %", "NLL", "ECE", "s/round", "diverged")
-    table = Table(*columns, box=None, pad_edge=False)
+    from fedual.comparing import COLUMNS, rows
+
+    keys = ("accuracy", "nll", "ece")
+    table = Table("method", "at", *(COLUMNS[key][0] for key in keys), "s/round", "diverged", box=None, pad_edge=False)
     for row in report["methods"]:
         found = row["summary"]
         diverged = f"{found['diverged']} of {found['runs']}" if found["runs"] else "every trial"
-        for label, suffix in (("mean", ""), ("q_g", "_mc")):
-            if suffix and f"nll{suffix}" not in found:
-                continue  # a method that learns a point
-            cells = [
-                _cell(found.get(f"{key}{suffix}"), digits, scale)
-                for key, digits, scale in (("accuracy", 1, 100), ("nll", 3, 1), ("ece", 3, 1))
-            ]
-            seconds = f"{found['seconds_per_round']['mean']:.2f}" if "seconds_per_round" in found else "–"
-            table.add_row(row["method"], label, *cells, seconds, diverged)
+        for cells in rows(row["method"], found, keys):
+            table.add_row(*cells, diverged)
     return table
-
-
-def _cell(spread: Mapping[str, Any] | None, digits: int, scale: int) -> str:
-    if spread is None:
-        return "–"
-    sd = "" if spread["sd"] is None else f" ± {scale * spread['sd']:.{digits}f}"
-    return f"{scale * spread['mean']:.{digits}f}{sd}"

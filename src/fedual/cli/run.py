@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedual.errors import InputError
+
 if TYPE_CHECKING:
     from fedual.experiments import Scenario
 
@@ -34,6 +36,10 @@ Out = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or in runs/SCENARIO-METHOD-SEED.")]
 Root = Annotated[Path | None, typer.Option(help="Folder of the data sets.", show_default="as `fedual data list` says")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Log to tensorboard, mlflow or wandb, in the run's folder; may be repeated."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")]
 
 
@@ -54,12 +60,14 @@ def run(
     out: Out = None,
     resume: Resume = False,
     root: Root = None,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Train one method on a scenario and keep the posterior, its figures and a checkpoint in a folder.
 
     Example: fedual run digits-heterog-10 --rounds 5 --set lr=0.05
     """
+    from fedual import trackers
     from fedual.cli.progress import progress
     from fedual.experiments import load
     from fedual.experiments.federation import execute, execute_on_flower
@@ -70,9 +78,12 @@ def run(
     folder = out or Path("runs") / f"{loaded.name}-{method}-{seed}"
     if out is None and not resume:
         folder = free(folder)
+    if track and engine == "flower":
+        raise InputError(f"--track {track[0]}: runs on Flower are not tracked; choose another engine.")
+    tracked = [trackers.inside(folder, name) for name in dict.fromkeys(track or ())]
     began = time.perf_counter()
     with progress() as watch:
-        callbacks = [watch(f"{loaded.name}, {method}", loaded.train["rounds"])]
+        callbacks = [watch(f"{loaded.name}, {method}", loaded.train["rounds"]), *tracked]
         if engine == "flower":
             done = execute_on_flower(loaded, seed, folder, resume, root)
         else:

@@ -6,13 +6,12 @@ result, not an error.
 """
 
 import math
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedual.errors import DivergedError, InputError
+from fedual.comparing import distinct, outcome, summary
+from fedual.errors import InputError
 from fedual.experiments.federation import execute
 from fedual.experiments.scenario import Scenario, Table
 from fedual.runs import environment
@@ -62,7 +61,7 @@ def compare(
 
     def one(scenario: Scenario, seed: int, label: str, **more: Any) -> Table:
         callbacks = watch(f"{scenario.method} {label}", scenario.train["rounds"])
-        return _run(scenario, seed, callbacks=callbacks, **more, **options)
+        return outcome(lambda: execute(scenario, seed, callbacks=callbacks, **more, **options), seed)[1]
 
     for scenario in scenarios:
         tried = trials[scenario.method]
@@ -87,42 +86,6 @@ def compare(
     return report
 
 
-def summary(runs: Sequence[Mapping[str, Any]]) -> Table:
-    """Mean and standard deviation (n − 1) over the runs that did not diverge, of every number of the last record."""
-    records = [run["record"] for run in runs if run["record"] is not None]
-    found: Table = {"runs": len(runs), "diverged": len(runs) - len(records)}
-    if records:
-        found["seconds_per_round"] = _spread([run["seconds_per_round"] for run in runs if run["record"] is not None])
-    for key in ("accuracy", "nll", "brier", "ece", "accuracy_mc", "nll_mc", "brier_mc", "ece_mc"):
-        values = [record[key] for record in records if record.get(key) is not None]
-        if values:
-            found[key] = _spread(values)
-    return found
-
-
-def _spread(values: Sequence[float]) -> Table:
-    return {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else None}
-
-
-def _run(scenario: Scenario, seed: int, **options: Any) -> Table:
-    """One run's last record; None, with the reason, where it diverged."""
-    began = time.perf_counter()
-    try:
-        run = execute(scenario, seed, **options)
-    except DivergedError as error:
-        return {"seed": seed, "record": None, "diverged": str(error), "seconds": time.perf_counter() - began}
-    record, diverged = run.history[-1], None
-    if not math.isfinite(record["nll"]):
-        record, diverged = None, f"The NLL is {record['nll']} after round {record['round']}."
-    return {
-        "seed": seed,
-        "record": record,
-        "diverged": diverged,
-        "seconds": time.perf_counter() - began,
-        "seconds_per_round": statistics.fmean(r["seconds"] for r in run.history),
-    }
-
-
 def _loss(done: Mapping[str, Any]) -> float:
     """The validation NLL at the mean; ∞ where the run diverged."""
     return done["record"]["nll"] if done["record"] else math.inf
@@ -131,12 +94,8 @@ def _loss(done: Mapping[str, Any]) -> float:
 def _check(
     scenarios: Sequence[Scenario], trials: Mapping[str, Sequence[Any]], seeds: Sequence[int], sweep: bool
 ) -> None:
-    methods = [scenario.method for scenario in scenarios]
-    for what, values in (("method", methods), ("seed", seeds)):
-        if not values:
-            raise InputError(f"There is no {what} to compare: name at least one.")
-        if len(set(values)) < len(values):
-            raise InputError(f"A {what} is named twice in {', '.join(map(str, values))}: name each once.")
+    distinct("method", [scenario.method for scenario in scenarios])
+    distinct("seed", seeds)
     if sweep and TUNING_SEED in seeds:
         raise InputError(f"Seed {TUNING_SEED} chooses the settings of a sweep: report other seeds.")
     counts = {method: len(tried) for method, tried in trials.items()}

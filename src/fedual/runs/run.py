@@ -1,11 +1,12 @@
 """A federation that is being trained: its state, its rounds, and its folder as a callback."""
 
+import html
 import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from fedual.evaluate import evaluate
 from fedual.families import Gaussian
 from fedual.posterior import Posterior
 from fedual.rounds import ServerState, scheduled
+from fedual.runs import packages
 from fedual.runs.directory import RunDirectory
 from fedual.simulate import sequential, vectorised
 from fedual.simulate.arithmetic import arithmetic
@@ -22,9 +24,15 @@ from fedual.simulate.store import Store
 from fedual.solvers import Minibatches
 from fedual.solvers.draws import counted
 
+if TYPE_CHECKING:
+    import pandas
+
 ENGINES = {"vectorised": vectorised.round, "sequential": sequential.round}
 LARGEST_NLL = 1e4
 """Nats an example: no network that is merely too sure of itself comes near; a run beyond it has diverged."""
+
+SHOWN = ("accuracy", "rmse", "loss", "nll")
+"""Figures that a run is known by, of those that its loss has."""
 
 PASS = 2**23
 """Numbers in the test inputs that a GPU evaluates at a time."""
@@ -68,10 +76,38 @@ class Run:
             self.losses.scale,
         )
 
+    def frame(self) -> "pandas.DataFrame":
+        """The history as a table, one row a round; a figure that a round does not have is NaN.
+
+        Raises:
+            InputError: pandas is missing.
+        """
+        pandas = packages.load("Run.frame", "pandas", "pandas")
+        columns = None if self.history else ["round"]
+        return pandas.DataFrame(self.history, columns=columns).set_index("round")
+
     def __repr__(self) -> str:
-        last = self.history[-1] if self.history else {}
-        figures = "".join(f", {name} {last[name]:.4g}" for name in ("accuracy", "rmse", "nll") if name in last)
-        return f"Run({len(self.history)} of {self.rounds} rounds, {len(self.losses.data)} clients{figures})"
+        figures = "".join(f", {name} {value:.4g}" for name, value in self._last().items() if name in SHOWN)
+        where = f", in {self.path}" if self.path else ""
+        return f"Run({len(self.history)} of {self.rounds} rounds, {len(self.losses.data)} clients{figures}{where})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the last figures known, at the mean and under q_g."""
+        last = self._last()
+        names = [name for name in (*SHOWN, "brier", "ece") if name in last]
+        row = lambda label, suffix: (
+            f"<tr><th>{label}</th>" + "".join(f"<td>{last[name + suffix]:.4g}</td>" for name in names) + "</tr>"
+        )
+        rows = row("at the mean", "") if names else ""
+        if names and f"{names[0]}_mc" in last:
+            tempered = "" if self.method.tau == 1 else f", tempered: τ = {self.method.tau:g}"
+            rows += row(f"under q_g{tempered}", "_mc")
+        head = "<tr><th></th>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"
+        return f"<p>{html.escape(repr(self))}</p>" + (f"<table>{head}{rows}</table>" if rows else "")
+
+    def _last(self) -> Record:
+        """The last record with figures of a test set; not every round is evaluated."""
+        return next((record for record in reversed(self.history) if record.keys() & set(SHOWN)), {})
 
 
 def rounds(run: Run, test: tuple[Tensor, Tensor] | None) -> Iterator[Record]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedual.errors import InputError
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Clients:
     """K clients' examples.
 
@@ -72,6 +72,12 @@ class Clients:
 
     def __len__(self) -> int:
         return len(self.parts)
+
+    def __repr__(self) -> str:
+        about = lambda values: f"{tuple(values.shape[1:])} {str(values.dtype).removeprefix('torch.')}"
+        least, most = min(self.sizes), max(self.sizes)
+        weighted = "" if self.weights is None else ", weighted"
+        return f"Clients({len(self)} with {least}–{most} examples, x {about(self.x)}, y {about(self.y)}{weighted})"
 
     @cached_property
     def sizes(self) -> list[int]:

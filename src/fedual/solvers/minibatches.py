@@ -38,7 +38,7 @@ class Batch(NamedTuple):
     weight: Tensor  # (n, B), sums to 1 for a client with unit weights; 0 for padding
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Minibatches:
     """A stack of clients with their data, a network and a plan of batches.
 
@@ -85,6 +85,11 @@ class Minibatches:
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    def __repr__(self) -> str:
+        long = f"{self.local_steps} steps" if self.local_steps else f"{self.local_epochs} epochs"
+        model = type(self.network.model).__name__
+        return f"Minibatches({len(self)} of {self.data}, {model}, {self.loss}, {long} of batches of {self.batch_size})"
 
     def __getitem__(self, clients: Any) -> "Minibatches":
         clients = clients.cpu() if isinstance(clients, Tensor) else clients
