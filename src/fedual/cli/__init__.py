@@ -20,7 +20,7 @@ def build() -> typer.Typer:
     """Return the application with all its commands."""
     import typer
 
-    from fedual.cli import bench, catalogue, compare, data, figure, init, reproduce, run
+    from fedual.cli import bench, catalogue, compare, data, doctor, figure, init, predict, report, reproduce, run
 
     app = typer.Typer(
         name="fedual",
@@ -42,7 +42,8 @@ def build() -> typer.Typer:
         pass
 
     app.callback()(root)
-    for module in (run, compare, reproduce, catalogue, data, figure, bench, init):  # every module with commands
+    # every module with commands, in the order of --help
+    for module in (run, compare, predict, report, reproduce, catalogue, data, figure, bench, init, doctor):
         module.register(app)
     return app
 

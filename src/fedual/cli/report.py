@@ -1,0 +1,34 @@
+"""`fedual report`: runs as a page to look at."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of runs.", show_default=False)]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="The page.", show_default="RUN/report.html; report.html here for several runs"),
+]
+Open = Annotated[bool, typer.Option("--open", help="Show it in the browser.")]
+
+
+def register(parent: typer.Typer) -> None:
+    """Add `fedual report` to the application."""
+    parent.command()(report)
+
+
+def report(runs: Runs, out: Out = None, show: Open = False) -> None:
+    """Write one self-contained HTML page about a run, or about several side by side.
+
+    Example: fedual report runs/digits-heterog-10-ivon-admm-0 --open
+    """
+    from fedual.report import write
+
+    path = write(runs, out)
+    typer.echo(f"wrote {path}")
+    if show:
+        import webbrowser
+
+        if not webbrowser.open(path.resolve().as_uri()):
+            typer.echo(f"There is no browser here: open {path} where there is one.")
