@@ -32,11 +32,12 @@ def mlflow(experiment: str = "fedual", uri: str | None = None) -> Tracker:
             raise InputError(f"MLflow cannot use uri = {uri!r} ({error}): try sqlite:///mlflow.db.") from None
         name, last = recall(run, "mlflow"), 0
         try:
-            last = max((metric.step for metric in client.get_metric_history(name, "norm")), default=0) if name else 0
+            if name:
+                client.update_run(name, status="RUNNING")
         except package.MlflowException:
             name = None  # another database than before
         if name:
-            client.update_run(name, status="RUNNING")
+            last = max((metric.step for metric in client.get_metric_history(name, "norm")), default=0)
         else:
             name = client.create_run(group, run_name=run.path.name if run.path else None).info.run_id
             given = parameters(run.config).items()

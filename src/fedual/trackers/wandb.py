@@ -24,11 +24,11 @@ def wandb(project: str = "fedual", mode: Literal["offline", "online"] = "offline
         mine = package.init(
             project=project,
             mode=mode,
-            dir=run.path,
+            dir=run.path.absolute() if run.path else None,
             name=run.path.name if run.path else None,
             config=parameters(run.config),
             id=name,
-            resume="allow" if name else None,
+            resume="allow" if name and mode == "online" else None,
         )
         remember(run, "wandb", mine.id)
         # offline, wandb does not know how far it was: then the checkpoint says it
