@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedual import data, models
-from fedual.data import partition
+from fedual.data import own, partition
 from fedual.errors import InputError
+from fedual.experiments import own_model
 from fedual.experiments.scenario import Scenario, Table
 from fedual.solvers.clients import Clients
 from fedual.training import Run, fit
@@ -27,9 +28,21 @@ class Federation(NamedTuple):
 
     model: nn.Module
     clients: Clients
-    test: tuple[Tensor, Tensor]  # as stored: x (N, …) uint8, y (N,)
-    scale: int  # stored pixels divided by it are what networks see
+    test: tuple[Tensor, Tensor]  # as stored: x (N, …), y (N,)
+    scale: float | None  # stored pixels divided by it are what networks see
     description: Table
+
+
+class Source(NamedTuple):
+    """Examples, not yet split: a data set of fedual's, or the user's."""
+
+    x_train: Tensor
+    y_train: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    scale: float | None
+    groups: Tensor | None  # (N,), the client of every training example, where the data say it
+    description: Table  # what a run's config keeps of them
 
 
 def materialise(
@@ -52,23 +65,17 @@ def materialise(
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would also set the generators of accelerators, which are not restored
         torch.default_generator.manual_seed(seed)
-        model = models.build(**scenario.model)
-    dataset = data.load(scenario.data["name"], root)
-    labels = dataset.y_train
-    kept = subset(len(labels), scenario.data.get("fraction", 1.0), seed)
-    told = {key: value for key, value in scenario.split.items() if key not in ("kind", "clients")}
-    split = KINDS[scenario.split["kind"]](labels[kept], scenario.split["clients"], seed, **told)
-    parts = [kept[part] for part in split]
-    test = dataset.x_test, dataset.y_test
+        model = _model(scenario)
+    source = _source(scenario, root)
+    kept = subset(len(source.y_train), scenario.data.get("fraction", 1.0), seed)
+    parts = [kept[part] for part in _split(scenario.split, source, kept, seed)]
+    test = source.x_test, source.y_test
     if validation > 0:
         parts, held = hold_out(parts, validation, seed)
-        test = dataset.x_train[held], labels[held]
+        test = source.x_train[held], source.y_train[held]
+    described = {"scenario": {**scenario.describe(), "validation": validation}, "model": _rebuild(scenario.model)}
     return Federation(
-        model,
-        Clients(dataset.x_train, labels, parts),
-        test,
-        dataset.scale,
-        {"scenario": {**scenario.describe(), "validation": validation}, "model": _rebuild(scenario.model)},
+        model, Clients(source.x_train, source.y_train, parts), test, source.scale, described | source.description
     )
 
 
@@ -113,9 +120,38 @@ def execute_on_flower(
     return simulate(model, clients, method, **given, **scenario.train)
 
 
+def _model(scenario: Scenario) -> nn.Module:
+    found = _rebuild(scenario.model)
+    if "function" in scenario.model:
+        return own_model.build(found["model"], scenario.folder, found["settings"])
+    return models.build(found["model"], **found["settings"])
+
+
 def _rebuild(model: Table) -> Table:
-    """How a posterior that is loaded finds its network: see `fedual.posterior`."""
-    return {"model": model["name"], "settings": {key: value for key, value in model.items() if key != "name"}}
+    """How a posterior that is loaded finds its network, see `fedual.posterior`; a function is only named there."""
+    settings = {key: value for key, value in model.items() if key not in ("name", "function")}
+    return {"model": model.get("name", model.get("function")), "settings": settings}
+
+
+def _source(scenario: Scenario, root: str | os.PathLike[str] | None) -> Source:
+    if "name" in scenario.data:
+        dataset = data.load(scenario.data["name"], root)
+        return Source(dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test, dataset.scale, None, {})
+    classes = scenario.train.get("loss", "cross_entropy") == "cross_entropy"
+    found = own.load(scenario.folder, scenario.data, column=scenario.split.get("column"), classes=classes)
+    described = {"classes": found.classes, "inputs": found.inputs, "sites": found.sites}
+    described = {key: value for key, value in described.items() if value is not None}
+    return Source(*found[:4], scenario.data.get("scale"), found.groups, described)
+
+
+def _split(split: Table, source: Source, kept: Tensor, seed: int) -> list[Tensor]:
+    """Each client's part of the examples that are kept."""
+    if source.groups is not None:
+        return partition.by_group(source.groups[kept], [(group,) for group in range(int(source.groups.max()) + 1)])
+    # a regression has no classes to mix: its examples are dealt out as if all were of one
+    labels = torch.zeros(len(kept), dtype=torch.int64) if source.y_train.is_floating_point() else source.y_train[kept]
+    told = {key: value for key, value in split.items() if key not in ("kind", "clients")}
+    return KINDS[split["kind"]](labels, split["clients"], seed, **told)
 
 
 def subset(num_examples: int, fraction: float, seed: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Read a scenario: its TOML file, then a preset, then the settings given by hand.
 
-[data]     name, fraction of the training examples that is used
-[split]    kind (dirichlet | homogeneous | two-class), clients, what the kind may be told
-[model]    name, settings of `fedual.models.build`
+[data]     name, or the user's file or sites and how to read them; fraction of the training examples that is used
+[split]    kind (dirichlet | homogeneous | two-class), clients, what the kind may be told; or kind (sites | column)
+[model]    name, settings of `fedual.models.build`; or the user's function, module:function, and its arguments
 [train]    arguments of `fedual.training.fit`
 [method.NAME]         settings of `fedual.methods.build`; [method.NAME.train] wins over [train]
 [preset.NAME.TABLE]   laid over TABLE when the preset is asked for
@@ -23,10 +23,10 @@ from fedual.errors import InputError
 from fedual.experiments.schema import (
     DATA,
     SPLIT,
-    SPLITS,
     TRAIN,
     Keys,
     check_file,
+    check_sources,
     check_table,
     check_type,
     known,
@@ -53,6 +53,7 @@ class Scenario:
     method: str
     settings: Table
     sweep: Table
+    folder: Path = Path()  # what the paths of the user's files and modules are relative to
 
     def build(self) -> "Method":
         """The method with its settings."""
@@ -88,9 +89,9 @@ class Scenario:
         return found if self.sweep else []
 
     def describe(self) -> Table:
-        """What stands in a run's config: everything but the sweep and the rounds, which a resumed run may add to."""
+        """What stands in a run's config: all but folder and sweep, and the rounds, which a resumed run may add to."""
         described = asdict(self)
-        del described["sweep"], described["train"]["rounds"]
+        del described["folder"], described["sweep"], described["train"]["rounds"]
         return described
 
     def _keys(self) -> dict[str, Keys]:
@@ -102,7 +103,12 @@ class Scenario:
 
     def _model_keys(self) -> Keys:
         from fedual import models
+        from fedual.experiments import own_model
 
+        if "function" in self.model:
+            check_type("model.function", self.model["function"], str, f"scenario {self.name}")
+            taken = own_model.arguments(self.model["function"], self.folder)
+            return {"function": str, **dict.fromkeys(self.model if taken is None else taken)}
         name = self.model["name"]
         check_type("model.name", name, str, f"scenario {self.name}")
         known("model", name, models.MODELS, f"scenario {self.name}")
@@ -178,10 +184,8 @@ def load(
     table = dict(document.get("method", {}).get(method, {}))
     train = {**document["train"], **table.pop("train", {})}
     tables = {key: dict(document[key]) for key in ("data", "split", "model")}
-    sweep = document.get("sweep", {}).get(method, {})
-    scenario = Scenario(
-        name, document["title"], preset, **tables, train=train, method=method, settings=table, sweep=sweep
-    )
+    tables |= {"train": train, "settings": table, "sweep": document.get("sweep", {}).get(method, {})}
+    scenario = Scenario(name, document["title"], preset, method=method, folder=Path(name_or_path).parent, **tables)
     for text in sets:
         scenario = scenario.override(*parse_setting(text), where=f"setting {text!r}")
     _check(scenario, where)
@@ -190,14 +194,8 @@ def load(
 
 def _check(scenario: Scenario, where: str) -> None:
     """What depends on more than one key."""
+    check_sources({"data": scenario.data, "split": scenario.split, "model": scenario.model}, where)
     check_table("model", scenario.model, scenario._keys()["model"], where)
-    kind = scenario.split["kind"]
-    known("kind of split", kind, SPLITS, where)
-    for key in scenario.split.keys() - {"kind", "clients", *SPLITS[kind]}:
-        raise InputError(f"{where}: a {kind} split has no {key}: leave it out.")
-    fraction = scenario.data.get("fraction", 1.0)
-    if not 0 < fraction <= 1:
-        raise InputError(f"{where}: data.fraction = {fraction}: it must be above 0 and at most 1.")
 
 
 def _laid_over(below: Table, above: Table) -> Table:

@@ -10,7 +10,20 @@ from fedual.errors import InputError, hint
 Keys = Mapping[str, type | None]
 """What a table may hold: the type of each key's value; None for any."""
 
-DATA: Keys = {"name": str, "fraction": float}
+DATA: Keys = {
+    "name": str,
+    "fraction": float,
+    "file": str,
+    "sites": None,
+    "target": str,
+    "drop": list,
+    "test": str,
+    "test_fraction": float,
+    "scale": float,
+    "standardise": bool,
+}
+SOURCES = ("name", "file", "sites")
+"""Where data come from, one of them: fedual, a file of the user's, or one for each client."""
 SPLIT: Keys = {
     "kind": str,
     "clients": int,
@@ -18,13 +31,18 @@ SPLIT: Keys = {
     "class_concentration": float,
     "per_class": int,
     "max_uses": int,
+    "column": str,
 }
 SPLITS = {
     "dirichlet": ("client_concentration", "class_concentration"),
     "homogeneous": (),
     "two-class": ("per_class", "max_uses"),
+    "sites": (),
+    "column": ("column",),
 }
 """The kinds of split, and what each may be told beside the number of clients."""
+NATURAL = ("sites", "column")
+"""The kinds whose clients are in the data."""
 TRAIN: Keys = {
     "rounds": int,
     "batch_size": int,
@@ -40,8 +58,9 @@ TRAIN: Keys = {
     "chunk": int,
     "compile": bool,
     "precision": str,
+    "loss": str,
 }
-REQUIRED = {"data": ("name",), "split": ("kind", "clients"), "model": ("name",), "train": ("rounds",)}
+REQUIRED = {"data": (SOURCES,), "split": (("kind",),), "model": (("name", "function"),), "train": (("rounds",),)}
 LAYERED = (*REQUIRED, "method")
 """The tables that a preset may change."""
 
@@ -51,12 +70,12 @@ def check_file(document: Mapping[str, Any], where: str) -> None:
     for name, value in document.items():
         known("table", name, ("title", *LAYERED, "preset", "sweep"), where)
         check_type(name, value, str if name == "title" else dict, where)
-    for table, keys in (("", ("title",)), *REQUIRED.items()):
-        for key in keys:
-            if key not in (document.get(table, {}) if table else document):
-                raise InputError(
-                    f"{where}: {key} is missing{f' from [{table}]' if table else ''}: every scenario has one."
-                )
+    for table, choices in (("", (("title",),)), *REQUIRED.items()):
+        for key, *others in choices:
+            if not {key, *others} & (document.get(table, {}) if table else document).keys():
+                place = f" from [{table}]" if table else ""
+                instead = f" (or {', '.join(others)})" if others else ""
+                raise InputError(f"{where}: {key} is missing{place}{instead}: every scenario has one.")
     _check_layer(document, where)
     for name, layer in document.get("preset", {}).items():
         check_type(f"preset.{name}", layer, dict, where)
@@ -81,6 +100,51 @@ def _check_layer(layer: Mapping[str, Any], where: str) -> None:
         if "rounds" in own:
             raise InputError(f"{where}: rounds in [method.{method}.train]: set them in [train], equal for all methods.")
         check_table(f"method.{method}.train", own, TRAIN, where)
+
+
+def check_sources(tables: Mapping[str, Mapping[str, Any]], where: str) -> None:
+    """Refuse data, a split and a model that do not go together; `tables` has those three."""
+    data, split = tables["data"], tables["split"]
+    for table, choices in (("data", SOURCES), ("model", ("name", "function"))):
+        if len(given := [key for key in choices if key in tables[table]]) > 1:
+            raise InputError(f"{where}: [{table}] has {' and '.join(given)}: give one of them.")
+    if "name" in data:
+        for key in data.keys() - {"name", "fraction"}:
+            raise InputError(f"{where}: data.{key} is for files of your own, not for {data['name']}: leave it out.")
+    else:
+        _check_files(data, where)
+    fraction = data.get("fraction", 1.0)
+    if not 0 < fraction <= 1:
+        raise InputError(f"{where}: data.fraction = {fraction}: it must be above 0 and at most 1.")
+    kind = split["kind"]
+    known("kind of split", kind, SPLITS, where)
+    for key in split.keys() - {"kind", *(() if kind in NATURAL else ("clients",)), *SPLITS[kind]}:
+        raise InputError(f"{where}: a {kind} split has no {key}: leave it out.")
+    if (wanted := "column" if kind == "column" else "clients" if kind != "sites" else "kind") not in split:
+        raise InputError(f"{where}: {wanted} is missing from [split]: a {kind} split has one.")
+    if (kind == "sites") != ("sites" in data):
+        raise InputError(f'{where}: split.kind = {kind!r}: data.sites and split.kind = "sites" need each other.')
+    if kind == "column" and not str(data.get("file", "")).endswith((".csv", ".parquet")):
+        raise InputError(f"{where}: split.column needs data.file to be a .csv or .parquet file: name one.")
+
+
+def _check_files(data: Mapping[str, Any], where: str) -> None:
+    sites = data.get("sites", [data.get("file")])
+    for key, values in (("sites", sites if isinstance(sites, list) else [sites]), ("drop", data.get("drop", []))):
+        if (key == "sites" and not values) or not all(isinstance(value, str) for value in values):
+            raise InputError(f"{where}: data.{key} = {data[key]!r}: it must be a list of texts.")
+    arrays = str(sites[0] if isinstance(sites, list) else sites).endswith(".npz")
+    if arrays and (odd := data.keys() & {"target", "drop"}):
+        raise InputError(f"{where}: data.{min(odd)}: an .npz file has arrays x and y, no columns: leave it out.")
+    if not arrays and "target" not in data:
+        raise InputError(f"{where}: target is missing from [data]: name the column to predict.")
+    for one, other in (("test", "test_fraction"), ("scale", "standardise")):
+        if data.get(one) and data.get(other):
+            raise InputError(f"{where}: [data] has {one} and {other}: give one of them.")
+    if "test_fraction" in data and not 0 < data["test_fraction"] < 1:
+        raise InputError(f"{where}: data.test_fraction = {data['test_fraction']}: it must be above 0 and below 1.")
+    if "scale" in data and not data["scale"] > 0:
+        raise InputError(f"{where}: data.scale = {data['scale']}: it must be above 0.")
 
 
 def check_table(table: str, values: Mapping[str, Any], keys: Keys, where: str) -> None:
