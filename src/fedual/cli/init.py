@@ -3,7 +3,7 @@
 import csv
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from fedual.errors import DataError, InputError
 Folder = Annotated[Path, typer.Argument(metavar="[DIR]", help="A new or empty folder.", show_default="this one")]
 Flower = Annotated[bool, typer.Option("--flower", help="A Flower app, for sites on machines of their own.")]
 
+STARTER = ("scenario.toml", "model.py", "README.md")
 SITES = 4
 
 
@@ -50,31 +51,28 @@ def init(folder: Folder = Path(), flower: Flower = False) -> None:
         typer.echo(f"  {'' if folder == Path() else f'cd {folder} && '}fedual run scenario.toml")
 
 
-STARTER = ("scenario.toml", "model.py", "README.md")
-
-
 def tables() -> dict[str, list[list]]:
-    """The starter project's tables by name: a fixed fifth of the patients for the test, the others in four hospitals.
+    """The starter project's tables by name: three in ten patients for the test, the others in four hospitals.
 
     Hospitals differ in size and in how many of their patients are ill.
     """
     try:
         from sklearn.datasets import load_breast_cancer
-    except ModuleNotFoundError:
-        raise DataError(
-            "The starter's data come with scikit-learn, which is missing: pip install 'fedual[data]'."
-        ) from None
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("sklearn"):
+            raise
+        missing = "The starter's data come with scikit-learn, which is missing: pip install 'fedual[data]'."
+        raise DataError(missing) from None
     from fedual.data import partition
     from fedual.data.own import drawn
 
-    x, y = load_breast_cancer(return_X_y=True)
-    about = load_breast_cancer()
-    rows = [[*row, about.target_names[label]] for row, label in zip(x.tolist(), y.tolist(), strict=True)]
-    header = [*(name.replace(" ", "_") for name in about.feature_names.tolist()), "diagnosis"]
+    bunch: Any = load_breast_cancer()
+    y = bunch.target
+    rows = [[*row, bunch.target_names[label]] for row, label in zip(bunch.data.tolist(), y.tolist(), strict=True)]
+    header = [*(name.replace(" ", "_") for name in bunch.feature_names.tolist()), "diagnosis"]
     test = drawn(y, 0.3)
     train = (~test).nonzero()[0]
     parts = partition.dirichlet(y[train], SITES, seed=4, client_concentration=3.0, class_concentration=3.0)
     chosen = {f"data/hospital-{number}.csv": train[part.numpy()] for number, part in enumerate(parts, 1)}
-    return {
-        name: [header, *(rows[i] for i in own)] for name, own in {**chosen, "data/test.csv": test.nonzero()[0]}.items()
-    }
+    chosen["data/test.csv"] = test.nonzero()[0]
+    return {name: [header, *(rows[i] for i in patients)] for name, patients in chosen.items()}
