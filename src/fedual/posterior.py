@@ -205,13 +205,17 @@ class Posterior:
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], model: nn.Module | None = None, device: torch.device | str | None = None
+        cls,
+        path: str | os.PathLike[str],
+        model: nn.Module | Callable[..., nn.Module] | None = None,
+        device: torch.device | str | None = None,
     ) -> "Posterior":
         """Read a posterior that `save` wrote.
 
         Args:
             path: The file.
-            model: The model that it is of, unless it is one of `fedual.models`; its parameters are not used.
+            model: The model that it is of, unless it is one of `fedual.models`; its parameters are not used. Or a
+                function that makes it from the settings, if any, that the file has for it.
             device: Where the posterior will be; by default where the model is.
 
         Raises:
@@ -221,13 +225,16 @@ class Posterior:
         about, tensors = _read(Path(path))
         under = lambda prefix: {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
         lam, config = tensors["lam"], about["config"]
+        settings = (config or {}).get("settings", {})
         if model is None:
             if not config or config.get("model") not in MODELS:
                 raise InputError(
                     f"{path} does not say how its model is built: give it, `load(path, model=…)` or --model "
                     "module:function."
                 )
-            model = build(config["model"], **config.get("settings", {})).to(lam.dtype)
+            model = build(config["model"], **settings).to(lam.dtype)
+        elif not isinstance(model, nn.Module):
+            model = model(**settings)
         names = {name for name, _, _, trained in about["parameters"] if trained}
         for stored, own in zip_longest(about["parameters"], _layout(model, names)):
             if stored != own:
