@@ -139,7 +139,7 @@ def outcome(train: Callable[[], Run], seed: int) -> tuple[Run | None, Table]:
     except DivergedError as error:
         spent = time.perf_counter() - began
         return error.run, {"seed": seed, "record": None, "diverged": str(error), "seconds": spent}
-    record, diverged = run.history[-1], None
+    record, diverged = run.history[-1] if run.history else {}, None
     if not math.isfinite(record.get("nll", 0.0)):
         record, diverged = None, f"The NLL is {record['nll']} after round {record['round']}."
     return run, {
@@ -147,18 +147,17 @@ def outcome(train: Callable[[], Run], seed: int) -> tuple[Run | None, Table]:
         "record": record,
         "diverged": diverged,
         "seconds": time.perf_counter() - began,
-        "seconds_per_round": statistics.fmean(r["seconds"] for r in run.history),
+        "seconds_per_round": statistics.fmean(r["seconds"] for r in run.history) if run.history else None,
     }
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> Table:
     """Mean and standard deviation (n − 1) over the runs that did not diverge, of every number of the last record."""
-    records = [run["record"] for run in runs if run["record"] is not None]
-    found: Table = {"runs": len(runs), "diverged": len(runs) - len(records)}
-    if records:
-        found["seconds_per_round"] = _spread([run["seconds_per_round"] for run in runs if run["record"] is not None])
-    for key in [f"{name}{suffix}" for suffix in ("", "_mc") for name in (*COLUMNS, "brier")]:
-        values = [record[key] for record in records if record.get(key) is not None]
+    kept = [run for run in runs if run["record"] is not None]
+    found: Table = {"runs": len(runs), "diverged": len(runs) - len(kept)}
+    figures = [f"{name}{suffix}" for suffix in ("", "_mc") for name in (*COLUMNS, "brier")]
+    for key in ("seconds_per_round", *figures):
+        values = [value for run in kept if (value := {**run, **run["record"]}.get(key)) is not None]
         if values:
             found[key] = _spread(values)
     return found
