@@ -285,7 +285,10 @@ class Cluster:
             self._kill(f"node{i}", "flwr-clientapp")
 
     def stop(self) -> None:
+        started = list(self._started)
         self._kill()
+        for process in started:
+            process.wait(20)  # it is dead: this is what the system needs to forget it
 
     def pids(self, role: str = "", program: str = "") -> dict[int, str]:
         """Process id → command line of everything alive that we started and its children; of a role and a program."""
