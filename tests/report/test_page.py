@@ -169,7 +169,7 @@ def test_a_deployed_run_has_sites_and_their_own_figures(tmp_path: Path):
     page = read(written(tmp_path / "run", [flower_record(round) for round in (1, 2, 3)], **config))
     assert "Oslo once (no reply in time)" in page.text
     assert "12,345" in page.text
-    assert "at the clients, under q_g" in page.text
+    assert "on clients' data, under q_g" in page.text
     assert f"{0.4 / 3:.3f}" in page.text
     assert re.search(r"Clients\s*2", page.text)
 
@@ -203,7 +203,7 @@ def test_many_rounds_and_clients_stay_small(tmp_path: Path):
     kept = {"shape": [2], "dtype": "float32", "sizes": [sum(one) for one in labels], "labels": labels}
     (folder / "clients.json").write_text(json.dumps(kept))
     page = read(folder)
-    assert "every 10th" in page.text
+    assert "Drawn is one in 10" in page.text
     assert page.tags.count("rect") <= 2 * 100 * 3
     assert page.tags.count("circle") == 0
     assert (folder / "report.html").stat().st_size < 400_000

@@ -36,6 +36,8 @@ def test_ticks_are_round_and_rounds_are_whole():
     assert Axis("", 0.01, 1000.0, log=True).ticks() == pytest.approx([0.01, 0.1, 1, 10, 100, 1000])
     assert Axis("", 0.1, 1.0, log=True).ticks() == pytest.approx([0.1, 0.2, 0.5, 1])
     assert axis("round", [1, 2, 3], least=1.0).ticks() == [1, 2, 3]
+    alone = axis("round", [3], least=1.0)
+    assert (alone.low, alone.high) == (1, 5)
 
 
 @pytest.mark.parametrize(

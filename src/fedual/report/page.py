@@ -33,7 +33,9 @@ def page(runs: Sequence[Seen]) -> str:
 
 
 def _title(run: Seen) -> str:
-    return str(run.scenario.get("title") or run.scenario.get("name") or "A federated run")
+    return str(
+        run.scenario.get("title") or run.scenario.get("name") or run.config.get("experiment") or "A federated run"
+    )
 
 
 def _single(one: Looks) -> Safe:

@@ -15,8 +15,8 @@ from fedual.report.svg import Axis, Line, axis, bar, chart, colours, line, short
 from fedual.report.verdict import Remark, absences
 
 BINS = 15
-BARS = 100
-"""Clients that are drawn; of more, so many evenly spaced ones."""
+BARS, PARTS = 100, 3000
+"""Clients that are drawn, and parts of their bars; of more clients, so many evenly spaced ones."""
 
 
 def facts(run: Seen) -> Safe:
@@ -24,7 +24,7 @@ def facts(run: Seen) -> Safe:
     config, place = run.config, run.environment
     settings = run.scenario.get("settings")
     if not isinstance(settings, dict):
-        settings = {key: value for key, value in run.parts.items() if isinstance(value, int | float)}
+        settings = {key: value for key, value in run.parts.items() if number(run.parts, key) is not None}
     versions = {key: place.get(key) for key in ("fedual", "commit", "torch", "numpy", "python")}
     seconds = sum(number(record, "seconds") or 0 for record in run.history)
     traffic = list(run.traffic().values())
@@ -138,7 +138,7 @@ def clients(run: Seen) -> Safe:
     sizes = run.clients["sizes"]
     stacks = run.clients.get("labels") or [[size] for size in sizes]
     classes, count = len(stacks[0]), len(sizes)
-    hues, stride = colours(classes), math.ceil(count / BARS)
+    hues, stride = colours(classes), math.ceil(count / max(10, min(BARS, PARTS // classes)))
     x = Axis("client", -0.5 * stride, count - 1 + 0.5 * stride, least=1.0)
     heights = [("Examples", axis("", sizes, zero=True), [1] * count)]
     if classes > 1:
@@ -158,7 +158,7 @@ def clients(run: Seen) -> Safe:
         plots.append(tag("figure", tag("figcaption", title), chart(said, x, y, *marks), class_="chart"))
     keys = [tag("li", tag("i", style=f"--c:{hue}"), f"{label}") for label, hue in enumerate(hues)]
     legend = tag("ul", tag("li", "class"), *keys, class_="legend") if 1 < classes <= 20 else None
-    some = "" if stride == 1 else f" Drawn is every {stride}th."
+    some = "" if stride == 1 else f" Drawn is one in {stride}."
     words = tag("p", f"{count} clients have {min(sizes)} to {max(sizes)} examples, {sum(sizes)} in all.{some}")
     head = ["client", "examples", *([f"class {label}" for label in range(classes)] if classes > 1 else [])]
     rows = [[n, size, *(stacks[n] if classes > 1 else [])] for n, size in enumerate(sizes)]

@@ -19,8 +19,8 @@ FIGURES = {"accuracy": "Accuracy", "nll": "NLL", "ece": "ECE", "brier": "Brier",
 PLACES = {
     "": "at the mean",
     "_mc": "under q_g",
-    "_clients": "at the clients, at the mean",
-    "_mc_clients": "at the clients, under q_g",
+    "_clients": "on clients' data, at the mean",
+    "_mc_clients": "on clients' data, under q_g",
 }
 """The ends of the names of figures in a record, and what they mean."""
 

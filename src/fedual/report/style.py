@@ -13,7 +13,7 @@ STYLE = """
 body { margin: 0 auto; max-width: 72rem; padding: 1.5rem 1.25rem 4rem; background: var(--paper); color: var(--ink);
   font: 1rem/1.55 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.75rem; line-height: 1.2; margin: 0.5rem 0 0.25rem; }
-h2 { font-size: 1.2rem; margin: 2.5rem 0 0.75rem; padding-top: 1rem; border-top: 1px solid var(--edge); }
+h2 { font-size: 1.2rem; margin: 1.75rem 0 0.6rem; padding-top: 1rem; border-top: 1px solid var(--edge); }
 h3 { font-size: 1.05rem; margin: 1.75rem 0 0.5rem; }
 p { margin: 0.5rem 0; max-width: 46rem; }
 .lead, .aside, caption { color: var(--soft); }
@@ -36,7 +36,7 @@ caption { text-align: left; font-size: 0.85rem; padding-bottom: 0.25rem; }
 th, td { padding: 0.3rem 0.55rem; text-align: right; border-bottom: 1px solid var(--edge); white-space: nowrap; }
 th { font-weight: 600; } thead th { color: var(--soft); }
 tbody th, thead th:first-child { text-align: left; }
-.verdict + details td:last-child { white-space: normal; text-align: left; min-width: 14rem; }
+.verdict + details tr :last-child { white-space: normal; text-align: left; min-width: 14rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 18.5rem), 1fr)); gap: 1rem 1.25rem; }
 .chart { margin: 0; max-width: 27rem; } .chart svg { display: block; width: 100%; height: auto; }
 figcaption { font-weight: 600; font-size: 0.95rem; }
