@@ -7,9 +7,6 @@ from fedual.runs.packages import load
 from fedual.runs.run import Run
 from fedual.trackers.base import Backend, Figures, Tracker, parameters, recall, remember
 
-LONGEST = 6000
-"""Characters that MLflow takes as the value of a parameter."""
-
 
 def mlflow(experiment: str = "fedual", uri: str | None = None) -> Tracker:
     """Log a run's config as parameters and its figures as metrics.
@@ -41,7 +38,7 @@ def mlflow(experiment: str = "fedual", uri: str | None = None) -> Tracker:
         else:
             name = client.create_run(group, run_name=run.path.name if run.path else None).info.run_id
             given = parameters(run.config).items()
-            client.log_batch(name, params=[package.entities.Param(key, str(value)[:LONGEST]) for key, value in given])
+            client.log_batch(name, params=[package.entities.Param(key, str(value)) for key, value in given])
             remember(run, "mlflow", name)
 
         def log(figures: Figures, round: int) -> None:
