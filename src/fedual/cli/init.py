@@ -58,9 +58,7 @@ def tables() -> dict[str, list[list]]:
     """
     try:
         from sklearn.datasets import load_breast_cancer
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("sklearn"):
-            raise
+    except ModuleNotFoundError:
         missing = "The starter's data come with scikit-learn, which is missing: pip install 'fedual[data]'."
         raise DataError(missing) from None
     from fedual.data import partition

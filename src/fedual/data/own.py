@@ -76,7 +76,9 @@ def load(folder: Path, told: Mapping[str, Any], *, column: str | None = None, cl
     inputs = _learned(x, groups, told.get("standardise", False), first)
     classes_found = ordered(y.tolist()) if classes else None
     if classes_found and len(classes_found) == 1:
-        raise DataError(f"{first.path}, column {target!r}: there is one class only, {y[0]!r}: give at least two.")
+        raise DataError(
+            f"{first.path}, column {target!r}: there is one class only, {classes_found[0]!r}: give at least two."
+        )
     whose = (test or first).path
     return Own(
         _encoded(x, inputs, first.path),
@@ -125,10 +127,12 @@ def moments(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     Args:
         parts: each site's rows (N_k, …).
     """
+    # a column in a row: its sum is then the same to the bit, whether it came alone or as part of an array
+    sites = [np.ascontiguousarray(np.moveaxis(part, 0, -1)) for part in parts]
     count = sum(len(part) for part in parts)
-    mean = np.sum([part.sum(0) for part in parts], 0) / count
-    squares = np.sum([np.square(part - mean).sum(0) for part in parts], 0)
-    least, most = np.min([part.min(0) for part in parts], 0), np.max([part.max(0) for part in parts], 0)
+    mean = np.sum([site.sum(-1) for site in sites], 0) / count
+    squares = np.sum([np.square(site - mean[..., None]).sum(-1) for site in sites], 0)
+    least, most = np.min([site.min(-1) for site in sites], 0), np.max([site.max(-1) for site in sites], 0)
     return mean, np.where(least == most, 1.0, np.sqrt(squares / count))
 
 

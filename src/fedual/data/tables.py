@@ -5,9 +5,11 @@ A cell that is empty or says NA, N/A, NaN or null is missing, and refused. Rows 
 
 import csv
 import math
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -79,7 +81,7 @@ def numbers(table: Table, name: str) -> np.ndarray | None:
     if odd.any():
         row = int(odd.argmax())
         raise DataError(
-            f"{table.path}, column {name!r}, row {row + 1}: {values[row]!r} is not a number, but others of this "
+            f"{table.path}, column {name!r}, row {row + 1}: {str(values[row])!r} is not a number, but others of this "
             "column are: correct it, or drop the column."
         )
     _refuse(table, name, ~np.isfinite(found), "is infinite")
@@ -157,12 +159,11 @@ def _parquet(path: Path) -> dict[str, np.ndarray]:
 
 
 def _npz(path: Path) -> dict[str, np.ndarray]:
-    from zipfile import BadZipFile
-
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, EOFError, BadZipFile, AttributeError) as error:
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            arrays = dict(archive) if isinstance(archive, np.lib.npyio.NpzFile) else {}
+    except (ValueError, EOFError, KeyError, BadZipFile, zlib.error) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path} is damaged or no .npz of plain arrays ({reason}): save it with numpy.savez.") from None
     for name, values in arrays.items():
