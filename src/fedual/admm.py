@@ -168,7 +168,7 @@ class Method:
     mean_loss: bool = False
     delta: float = 1.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.rho != 0:  # no proximal term, FedAvg
             require_positive("rho", self.rho)
         require_positive("tau", self.tau)

@@ -20,7 +20,7 @@ class Natural:
     gamma: float
     uploads: ClassVar[int] = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_positive("gamma", self.gamma)
 
     def __call__(self, problem: Subproblem, solution: Solution) -> Tensor:
@@ -35,7 +35,7 @@ class Expectation:
     gamma: float
     uploads: ClassVar[int] = 2
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_positive("gamma", self.gamma)
 
     def __call__(self, problem: Subproblem, solution: Solution) -> Tensor:

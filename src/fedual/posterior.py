@@ -74,7 +74,7 @@ class Posterior:
     loss: str = "cross_entropy"
     scale: float | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check(self.family, self.lam)
         if self.lam.dim() != 2 or self.lam.shape[-1] != self.network.dim:
             shape, dim = tuple(self.lam.shape), self.network.dim

@@ -28,7 +28,7 @@ class Blend(_Server):
 
     alpha: float | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.alpha is not None:
             require_positive("alpha", self.alpha, most=1.0)
 
@@ -44,7 +44,7 @@ class Relax(_Server):
 
     beta: float
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_positive("beta", self.beta, most=1.0)
 
     def __call__(self, gathered: Gathered) -> Tensor:
@@ -87,7 +87,7 @@ class Track(_Server):
     prior: ClassVar[bool] = False
     remembers: ClassVar[bool] = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_positive("step", self.step)
 
     def __call__(self, gathered: Gathered) -> Tensor:

@@ -31,7 +31,7 @@ from fedual.solvers.network import Trainable
 
 def fit(
     model: nn.Module,
-    clients: Sequence | Clients,
+    clients: Sequence[Any] | Clients,
     method: str | Method = "ivon-admm",
     rounds: int = 50,
     *,

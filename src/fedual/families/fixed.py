@@ -83,7 +83,7 @@ class Isotropic(_Fixed):
 
     delta: float = 1.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_positive("delta", self.delta)
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class FixedPrecision(_Fixed):
 
     matrix: Tensor
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.matrix.dim() not in (1, 2) or self.matrix.shape[0] != self.matrix.shape[-1]:
             shape = tuple(self.matrix.shape)
             raise InputError(f"FixedPrecision got a precision of shape {shape}: give (P,) or (P, P).")

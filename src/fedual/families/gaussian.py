@@ -74,7 +74,7 @@ class Diagonal(Gaussian):
     """N(m, diag(s)⁻¹), λ = (sm, −½s) (Eq. 56)."""
 
     domain = "every precision s = −2 λ[1] must be positive and finite"
-    curvature = "diagonal"
+    curvature: ClassVar[Curvature] = "diagonal"
 
     def rows(self, dim: int) -> int:
         """Two."""
@@ -146,7 +146,7 @@ class Full(Gaussian):
     """
 
     domain = "the precision matrix S = −2 λ[1:] must be finite and positive definite"
-    curvature = "full"
+    curvature: ClassVar[Curvature] = "full"
 
     def rows(self, dim: int) -> int:
         """P + 1."""

@@ -75,7 +75,7 @@ class MonteCarlo:
     seed: int = 0
     fresh: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.samples < 2 or self.samples % 2:
             raise InputError(f"MonteCarlo samples = {self.samples}: antithetic draws come in pairs; use 2, 4, ….")
 

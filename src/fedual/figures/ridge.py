@@ -25,7 +25,9 @@ def conjugate(losses: Linear) -> Conjugate:
     return Conjugate(Full(), torch.cat([shift[:, None], -hessian / 2], 1))
 
 
-def distances(method: Method, prior: Tensor, losses, optimum: Tensor, options: Options) -> list[float]:
+def distances(
+    method: Method, prior: Tensor, losses: Conjugate | Linear, optimum: Tensor, options: Options
+) -> list[float]:
     """‖m_g − m*‖/‖m*‖ after each round, the start first."""
     family = method.family
     assert isinstance(family, Full | Isotropic)

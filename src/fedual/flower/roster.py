@@ -43,7 +43,7 @@ class Policy:
     grace: float = 30.0
     largest: float | None = 1e4
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_count("min_clients", self.min_clients)
         require_positive("enough", self.enough, most=1.0)
         for name in ("wait", "timeout", "grace"):

@@ -209,9 +209,10 @@ class Folder:
 
     def __init__(self, run: Run, resume: bool):
         assert run.path is not None
-        self.cost, self.saved = 0.0, time.perf_counter()
+        self.cost: float = 0.0
+        self.saved: float = time.perf_counter()
         if not (resume and (run.path / "config.json").exists()):
-            self.folder = RunDirectory.create(run.path, run.config)
+            self.folder: RunDirectory = RunDirectory.create(run.path, run.config)
             return
         self.folder = RunDirectory.open(run.path, run.config)
         if snapshot := self.folder.load(run.server.tensors()):

@@ -49,7 +49,7 @@ class BLR(Stateless):
     max_steps: int = 200
     max_kl: float = 100.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_positive("beta", self.beta, most=1.0)
 
     def move(self, family: Family, lam: Tensor, target: Tensor, beta: Tensor) -> Tensor:

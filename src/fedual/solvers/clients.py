@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ class Clients:
     parts: Sequence[Tensor]
     weights: Sequence[Tensor] | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not len(self.parts):
             raise InputError("There are no clients: give at least one.")
         if len(self.x) != len(self.y):
@@ -46,7 +47,7 @@ class Clients:
             self._check_weights(self.weights)
 
     @classmethod
-    def from_pairs(cls, pairs: Sequence, weights: Sequence[Tensor] | None = None) -> "Clients":
+    def from_pairs(cls, pairs: Sequence[Any], weights: Sequence[Tensor] | None = None) -> "Clients":
         """From a list of `(x, y)` tensor pairs, or of datasets whose items are such pairs."""
         if not isinstance(pairs, Sequence):
             raise InputError(f"clients is a {type(pairs).__name__}: give a list of (x, y) pairs, one for each client.")

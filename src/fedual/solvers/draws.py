@@ -58,7 +58,7 @@ class Draws:
     noise: Mode = "shared"
     order: Mode = "shared"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, mode in (("noise", self.noise), ("order", self.order)):
             if mode not in MODES:
                 raise InputError(f"{name} = {mode!r}: choose {', '.join(MODES)}.")

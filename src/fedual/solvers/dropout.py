@@ -15,7 +15,8 @@ class Dropout(TorchFunctionMode):
     """Takes dropout's uniforms from a list; without one it records the shapes it would need and drops nothing."""
 
     def __init__(self, uniforms: list[Tensor] | None):
-        self.uniforms, self.shapes = uniforms, []
+        self.uniforms: list[Tensor] | None = uniforms
+        self.shapes: list[torch.Size] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _AXES:

@@ -19,7 +19,7 @@ class Conjugate:
     family: Family
     c: Tensor
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         rows = self.family.rows(self.c.shape[-1])
         if self.c.dim() != 3 or self.c.shape[-2] != rows:
             raise InputError(f"c has shape {tuple(self.c.shape)}, but {self.family} needs (K, {rows}, P).")

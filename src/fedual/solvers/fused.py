@@ -17,7 +17,7 @@ from torch import Tensor
 
 Inner = dict[str, Tensor]
 """A stepper's variables within a round, each with a leading client axis."""
-logger = logging.getLogger("fedual")
+logger: logging.Logger = logging.getLogger("fedual")
 
 
 def advance(

@@ -45,7 +45,7 @@ class IVON(Stepper):
     clip: float = 1.0
     debias: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("lr", "h0"):
             require_positive(name, getattr(self, name))
         for name in ("beta1", "beta2"):

@@ -16,7 +16,7 @@ class Laplace(SGD):
     s_k = s_g + (h/τ_k − u_k)/ρ with h = diag Σ_i J_iᵀ H_i J_i: Eq. 32 with the delta method and that h for the Hessian.
     """
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.proximal != "squared":
             raise InputError(f"proximal = {self.proximal!r}: with a precision for each parameter use 'squared'.")

@@ -71,7 +71,7 @@ class Minibatches:
     ids: tuple[int, ...] | None = None
     kept: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("batch_size", "local_epochs", "local_steps"):
             if getattr(self, name) is not None:
                 require_count(name, getattr(self, name))

@@ -33,12 +33,12 @@ class Network:
         if not isinstance(model, nn.Module):
             raise InputError(f"model = {model!r}: give an nn.Module, initialised.")
         _refuse_batch_statistics(model)
-        self.model = copy.deepcopy(model)
+        self.model: nn.Module = copy.deepcopy(model)
         parameters = dict(self.model.named_parameters())
-        self.names = tuple(_trainable(parameters, trainable))
-        self.shapes = tuple(parameters[name].shape for name in self.names)
+        self.names: tuple[str, ...] = tuple(_trainable(parameters, trainable))
+        self.shapes: tuple[torch.Size, ...] = tuple(parameters[name].shape for name in self.names)
         self._sizes = [shape.numel() for shape in self.shapes]
-        self.dim = sum(self._sizes)
+        self.dim: int = sum(self._sizes)
         self._initial = torch.cat([parameters[name].detach().flatten() for name in self.names])
         for name, value in parameters.items():
             if not value.isfinite().all():
@@ -48,7 +48,10 @@ class Network:
         self.model.requires_grad_(False)
         self._shapes: dict[torch.Size, list[torch.Size]] = {}
         self.tapes: dict[Any, Any] = {}  # what was recorded of its training
-        self.lock = RLock()  # a call puts its parameters into the module
+        self.lock: RLock = RLock()  # a call puts its parameters into the module
+
+    def __repr__(self) -> str:
+        return f"Network({self.dim} parameters of {type(self.model).__name__})"
 
     @property
     def device(self) -> torch.device:

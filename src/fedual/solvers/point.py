@@ -38,7 +38,7 @@ class Point(Stateless):
     tol: float | None = None
     max_steps: int = 1000
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.optimiser not in ("newton", "lbfgs", "gradient"):
             raise InputError(f"optimiser = {self.optimiser!r}: choose newton, lbfgs or gradient.")
 

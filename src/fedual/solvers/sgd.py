@@ -44,7 +44,7 @@ class SGD(Stepper):
     max_norm: float | None = None
     proximal: Literal["squared", "norm"] = "squared"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.optimiser not in ("adam", "sgd"):
             raise InputError(f"optimiser = {self.optimiser!r}: choose adam or sgd.")
         if self.proximal not in ("squared", "norm"):

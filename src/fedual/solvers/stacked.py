@@ -20,7 +20,8 @@ class Slot:
     """The place `(n, *shape)` in ∇θ of one parameter of n clients; the first gradient overwrites what is there."""
 
     def __init__(self, place: Tensor):
-        self.place, self.written = place, False
+        self.place: Tensor = place
+        self.written: bool = False
 
     def add(self, gradient: Tensor) -> None:
         """Add a gradient `(n, *shape)`."""
@@ -57,7 +58,7 @@ class Stacked(TorchFunctionMode):
     """
 
     def __init__(self, parts: Mapping[str, Tensor], slots: Mapping[str, Slot]):
-        self.slots = {id(part): slots[name] for name, part in parts.items()}
+        self.slots: dict[int, Slot] = {id(part): slots[name] for name, part in parts.items()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.linear:
