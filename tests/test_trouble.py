@@ -13,7 +13,7 @@ from torch import nn
 from fedual import methods
 from fedual.errors import DivergedError
 from fedual.posterior import Posterior
-from fedual.runs import RunDirectory
+from fedual.runs import RunDirectory, evidence
 from fedual.solvers import SGD, Draws
 
 
@@ -117,6 +117,7 @@ class TestTrouble:
         assert torch.equal(caught.value.run.posterior.mean, start)
         assert torch.equal(Posterior.load(tmp_path / "posterior.safetensors", model).mean, start)
         assert caught.value.run.history == []
+        assert evidence.read_end(tmp_path) == str(caught.value)  # for a report
 
     def test_outputs_beyond_all_measure_are_a_divergence_though_finite(self):
         """Logits of 1e6 against labels that they cannot all meet: far from NaN, and from any posterior."""

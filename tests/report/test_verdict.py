@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +6,7 @@ from folders import METHOD, POINT, record, written
 
 from fedual.report.seen import method_parts, read
 from fedual.report.verdict import Remark, absences, verdict
+from fedual.runs import evidence
 
 
 def judged(tmp_path: Path, history: list[dict[str, Any]], **config: Any) -> dict[str, Remark]:
@@ -63,12 +63,12 @@ def test_an_unfinished_run_says_so_and_is_not_judged(tmp_path: Path):
     assert list(judged(tmp_path / "new", [], rounds=3)) == ["No round is finished"]
 
 
-def test_a_posterior_without_the_files_that_a_run_writes_last_means_diverged(tmp_path: Path):
+def test_a_run_that_ended_early_was_stopped_or_says_why_it_could_not_go_on(tmp_path: Path):
     folder = written(tmp_path / "run", falling(0.0), rounds=40)
     (folder / "posterior.safetensors").touch()
-    assert verdict(read(folder))[0].head == "Diverged"
-    (folder / "clients.json").write_text(json.dumps({"shape": [2], "dtype": "float32", "sizes": [1]}))
     assert verdict(read(folder))[0].head == "Stopped early"
+    evidence.write_end(folder, "Round 17 diverged: lower lr.")
+    assert verdict(read(folder))[0] == ("bad", "Diverged", "Round 17 diverged: lower lr.")
 
 
 def test_figures_that_are_no_numbers_or_huge_mean_diverged(tmp_path: Path):

@@ -36,6 +36,7 @@ class Seen:
     clients: dict[str, Any] | None = None
     test: Evidence | None = None
     posterior: bool = False  # there is one in the folder
+    diverged: str | None = None  # why it could not go on
 
     @property
     def scenario(self) -> dict[str, Any]:
@@ -119,6 +120,7 @@ def read(path: Path) -> Seen:
         clients,
         evidence.read_test(path),
         (path / "posterior.safetensors").exists(),
+        evidence.read_end(path),
     )
 
 

@@ -46,13 +46,8 @@ def _end(run: Seen) -> Remark | None:
     where = f"after round {run.done} of {run.rounds}"
     if broken := _broken(run):
         return Remark("bad", "Diverged", f"{broken} Lower the learning rate, or raise ρ.")
-    if run.done < run.rounds and run.posterior and run.clients is None and run.config.get("engine") != "flower":
-        text = (
-            f"It ended {where} with a posterior, but without what a run writes last: that is how one ends whose next "
-            "round leaves the domain. The posterior is that of the last good round. Lower the learning rate, or "
-            "raise ρ."
-        )
-        return Remark("bad", "Diverged", text)
+    if run.diverged:
+        return Remark("bad", "Diverged", run.diverged)
     if run.done < run.rounds and run.posterior:
         return Remark("note", "Stopped early", f"It was ended {where}.")
     if run.done < run.rounds:

@@ -3,6 +3,7 @@
     clients.json       the shape and type of an input; every client's examples, in all and by class
     test.safetensors   labels, class probabilities under q_g, their entropy and mutual information, and the inputs of
                        which q_g is least sure
+    diverged.txt       why a run could not go on
 
 A report and a threshold for "unsure" then need neither the data nor another pass of the network.
 """
@@ -21,6 +22,7 @@ from fedual.solvers import Clients
 
 SHOWN = 24
 """Test examples that are kept whole."""
+END = "diverged.txt"
 
 
 class Evidence(NamedTuple):
@@ -85,6 +87,17 @@ def read_test(folder: Path) -> Evidence | None:
         return Evidence(**load_file(path))
     except (OSError, SafetensorError, TypeError) as error:
         raise DataError(f"{path} is damaged ({error}): delete it, and what it says is left out.") from None
+
+
+def write_end(folder: Path, why: str) -> None:
+    """Keep why a run could not go on."""
+    _put(folder / END, why.encode())
+
+
+def read_end(folder: Path) -> str | None:
+    """Why a run could not go on; None where it could."""
+    path = folder / END
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
 
 
 def _put(path: Path, content: bytes) -> None:

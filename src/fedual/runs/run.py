@@ -16,7 +16,7 @@ from fedual.evaluate import evaluate
 from fedual.families import Gaussian
 from fedual.posterior import Posterior
 from fedual.rounds import ServerState, scheduled
-from fedual.runs import packages
+from fedual.runs import evidence, packages
 from fedual.runs.directory import RunDirectory
 from fedual.simulate import sequential, vectorised
 from fedual.simulate.arithmetic import arithmetic
@@ -198,6 +198,8 @@ def _diverged(run: Run, record: Record, what: str) -> DivergedError:
         f"{where}. The steps of {method.solver} are too large for these data: {', or '.join(advice)}."
     )
     error.run = run
+    if run.path:
+        evidence.write_end(run.path, str(error))
     return error
 
 
@@ -220,7 +222,8 @@ class Folder:
             run.server = ServerState(**snapshot.server, round=snapshot.round, moved=snapshot.meta["moved"])
             run.refused = set(snapshot.meta["refused"])
         if run.server.round < run.rounds:
-            (run.path / "posterior.safetensors").unlink(missing_ok=True)  # of fewer rounds
+            for name in ("posterior.safetensors", evidence.END):  # of fewer rounds
+                (run.path / name).unlink(missing_ok=True)
         self.folder.rewind(run.server.round)
         run.history = self.folder.history()
 
