@@ -228,9 +228,10 @@ class Posterior:
         settings = (config or {}).get("settings", {})
         if model is None:
             if not config or config.get("model") not in MODELS:
+                name = repr(config["model"]) if config and "model" in config else "one without a name"
                 raise InputError(
-                    f"{path} does not say how its model is built: give it, `load(path, model=…)` or --model "
-                    "module:function."
+                    f"{path} is of a model that fedual does not have, {name}: give it, `load(path, model=…)` or "
+                    "--model module:function."
                 )
             model = build(config["model"], **settings).to(lam.dtype)
         elif not isinstance(model, nn.Module):
