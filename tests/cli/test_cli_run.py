@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from fedual.cli import build
 from fedual.cli.progress import progress
-from fedual.cli.run import times
+from fedual.cli.run import report, times
 from fedual.errors import InputError
+from fedual.experiments import load
 
 
 def run(*arguments: str) -> str:
@@ -52,6 +53,14 @@ def test_table_has_the_last_round_at_the_mean_and_under_q_and_says_that_it_is_te
     assert rows == [["at the mean", "75.0%", "0.500", "0.125"], ["under q_g", "37.5%", "0.250", "0.062"]]
     assert "τ = 0.25; it counts every example 4 times" in output
     assert "2 updates of clients were refused" in output
+
+
+def test_a_regression_has_its_own_figures_and_is_not_compared_with_guessing(capsys: pytest.CaptureFixture[str]):
+    record = {"round": 3, "refused": 0, "shortened": 1.0, "rmse": 0.25, "nll": 0.95, "rmse_mc": 0.5, "nll_mc": 0.75}
+    report(load("digits-heterog-10", sets=["model.outputs=1"]), [record])
+    lines = [re.split(" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:4] == [["RMSE", "NLL"], ["at the mean", "0.250", "0.950"], ["under q_g", "0.500", "0.750"]]
+    assert not any("guessing" in line[0] for line in lines)
 
 
 def test_a_point_method_has_no_figures_under_q(fake: Fake):

@@ -287,8 +287,8 @@ def test_a_model_of_ones_own_is_named_by_the_user_and_never_by_the_file(tmp_path
     told = Posterior.load(run / "posterior.safetensors", Own(6)).predict(x, 6, SEED)
     np.testing.assert_allclose(column(found, "entropy"), told[1])
     for given, complaint in (
-        ("mine", "--model 'mine': write module:function"),
-        ("nothing:make", "--model 'nothing:make': there is no nothing.py"),
+        ("mine", "The model 'mine': write module:function"),
+        ("nothing:make", "The model 'nothing:make': there is no nothing.py"),
         ("mine:mak", "has no function 'mak'"),
         ("mine:other", "returns a int"),
     ):

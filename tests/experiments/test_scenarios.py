@@ -31,6 +31,7 @@ BASELINES = {
     ("mnist-2class-100", "fedprox"): {"rho": 0.01, "lr": 1e-3},
     ("mnist-2class-100", "feddyn"): {"rho": 1e-4, "weight_decay": 1e-6, "lr": 1e-3},
     ("mnist-2class-100", "fedlap"): {"delta": 1.0, "damping": 0.01, "lr": 1e-3},
+    ("cifar10-acar-heterog-10", "feddyn"): {"rho": 1e-6, "weight_decay": 1e-4, "lr": 1e-4},
 }
 
 

@@ -55,8 +55,3 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path):
     with pytest.raises(InputError, match="exists"):
         init(str(tmp_path / "mine"), "--flower")
     assert not list((tmp_path / "mine").iterdir())
-
-
-def test_the_kind_of_project_must_be_said(tmp_path: Path):
-    with pytest.raises(InputError, match="--flower"):
-        init(str(tmp_path / "mine"))

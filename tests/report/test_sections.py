@@ -1,4 +1,6 @@
 import io
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,8 +8,10 @@ import torch
 from PIL import Image
 
 from fedual.evaluate import ece
+from fedual.report import sections
 from fedual.report.examples import SIDE, pictures, png, unsure
 from fedual.report.sections import BINS, _ranges, reliability
+from fedual.report.seen import Seen
 from fedual.runs.evidence import Evidence
 
 
@@ -95,18 +99,27 @@ def evidence(inputs: torch.Tensor) -> Evidence:
 
 
 def test_cards_say_what_is_true_and_what_was_taken_for_it():
-    html = unsure(evidence(torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(1))), None)
+    html = unsure(evidence(torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(1))), None, ["cat", "dog"])
     assert html.count("<img") == 3
     assert html.count("card wrong") == 1  # example 0, taken for class 1
-    assert "0, not 1" in html
-    assert "80% sure of 1" in html
+    assert "cat, not dog" in html
+    assert "80% sure of dog" in html
     assert html.index("test example 1") < html.index("test example 0") < html.index("test example 2")
 
 
 def test_inputs_that_are_no_images_have_a_table():
-    html = unsure(evidence(torch.zeros(3, 2)), None)
+    html = unsure(evidence(torch.zeros(3, 2)), None, ["cat", "dog"])
     assert "<img" not in html
     assert "<td>80.0%</td><td>0.500</td><td>0.250</td>" in html
+
+
+def test_clients_and_classes_have_names_where_the_config_has_them():
+    clients = {"sizes": [3, 4], "labels": [[1, 2], [4, 0]]}
+    named = Seen(Path(), {"classes": ["cat", "dog"], "sites": ["north", "<south>"]}, {}, [], clients)
+    html = sections.clients(named)
+    assert "north: 2 of dog" in html
+    assert "&lt;south&gt;: 4 of cat" in html
+    assert "client 1: 4 of class 0" in sections.clients(replace(named, config={"classes": ["cat"]}))
 
 
 def test_ranges():

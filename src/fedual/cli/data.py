@@ -42,7 +42,7 @@ def list_(root: Root = None, as_json: Json = False) -> None:
     """
     from fedual.data.catalog import SPECS
 
-    rows = [_state(spec, root) for spec in SPECS.values()]
+    rows = [state(spec, root) for spec in SPECS.values()]
     if as_json:
         typer.echo(json.dumps({"datasets": rows}))
     else:
@@ -85,7 +85,7 @@ def check(names: SomeNames = None, root: Root = None, as_json: Json = False) -> 
     from fedual.data import fetch
     from fedual.data.catalog import SPECS, lookup
 
-    specs = [lookup(name) for name in names] if names else [s for s in SPECS.values() if _state(s, root)["present"]]
+    specs = [lookup(name) for name in names] if names else [s for s in SPECS.values() if state(s, root)["present"]]
     problems: dict[str, str] = {}
     for spec in specs:
         try:
@@ -120,7 +120,7 @@ def _progress(name: str) -> Iterator[Callable[[str, int, int | None], None]]:
         yield show
 
 
-def _state(spec: "Spec", root: Path | None) -> dict[str, Any]:
+def state(spec: "Spec", root: Path | None) -> dict[str, Any]:
     """Say where a data set is or would be, and how large it is there."""
     from fedual.data.catalog import folder_of, locate
 

@@ -143,10 +143,10 @@ def _compiler() -> tuple[State, str]:
 
 def _data() -> tuple[State, str]:
     """The data sets that are there; a run needs one."""
-    from fedual.cli.data import _state
+    from fedual.cli.data import state
     from fedual.data.catalog import SPECS
 
-    rows = [_state(spec, None) for spec in SPECS.values()]
+    rows = [state(spec, None) for spec in SPECS.values()]
     there = [row["name"] for row in rows if row["present"]]
     lacking = [row["name"] for row in rows if not row["present"]]
     more = f"; not {', '.join(lacking)}: fedual data get NAME" if lacking else ""

@@ -97,10 +97,7 @@ def _model(function: str, **settings: Any) -> "nn.Module":
     """The user's model, from a module in the current folder."""
     from fedual.experiments import own_model
 
-    try:
-        return own_model.build(function, Path(), settings)
-    except InputError as error:  # it speaks of the file of a scenario
-        raise InputError(str(error).replace("model.function =", "--model", 1)) from None
+    return own_model.build(function, Path(), settings)
 
 
 def _predicted(

@@ -116,17 +116,19 @@ def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]]) -> None:
         return
     last = history[-1]
     typer.echo(f"{scenario.title}: {scenario.method}, round {last['round']}")
-    table = Table("", "accuracy", "NLL", "ECE", box=None, pad_edge=False)
+    headings = {"accuracy": "accuracy", "rmse": "RMSE", "loss": "loss", "nll": "NLL", "ece": "ECE"}
+    known = [name for name in headings if last.get(name) is not None]
+    table = Table("", *(headings[name] for name in known), box=None, pad_edge=False)
     for label, suffix in (("at the mean", ""), ("under q_g", "_mc")):
-        row = [last.get(f"{name}{suffix}") for name in ("accuracy", "nll", "ece")]
-        if None not in row:
-            table.add_row(label, f"{row[0]:.1%}", f"{row[1]:.3f}", f"{row[2]:.3f}")
+        row = [(name, last.get(f"{name}{suffix}")) for name in known]
+        if known and not any(value is None for _, value in row):
+            table.add_row(label, *(f"{value:.1%}" if name == "accuracy" else f"{value:.3f}" for name, value in row))
     if table.row_count:
         console().print(table)
     if note := tempered(scenario.method, scenario.settings):
         typer.echo(note)
     guessing = math.log(scenario.model.get("outputs", math.inf))
-    if last.get("nll", 0) > guessing:
+    if "accuracy" in last and last["nll"] > guessing:
         typer.echo(f"NLL above {guessing:.2f}, that of guessing: it did not converge; try a lower lr.")
     refused, shortened = sum(r["refused"] for r in history), sum(r["shortened"] < 1 for r in history)
     if refused or shortened:

@@ -33,10 +33,10 @@ def build(function: str, folder: Path, settings: Mapping[str, Any]) -> nn.Module
         try:
             model = found(**settings)
         except Exception as error:
-            raise InputError(f"model.function = {function!r} failed ({_reason(error)}): correct it.") from error
+            raise InputError(f"The model {function!r} failed ({_reason(error)}): correct it.") from error
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
-        raise InputError(f"model.function = {function!r} returns a {kind}: it must return a torch.nn.Module.")
+        raise InputError(f"The model {function!r} returns a {kind}: it must return a torch.nn.Module.")
     return model
 
 
@@ -52,11 +52,11 @@ def _imported(given: str, folder: Path) -> Iterator[Callable[..., Any]]:
     """The function, while the modules of its folder can be imported; afterwards all is as it was."""
     module, _, name = given.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), name)):
-        raise InputError(f"model.function = {given!r}: write module:function, e.g. model:build for build in model.py.")
+        raise InputError(f"The model {given!r}: write module:function, e.g. model:build for build in model.py.")
     folder = folder.resolve()
     path = folder.joinpath(*module.split("."))
     if not (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()):
-        raise InputError(f"model.function = {given!r}: there is no {module.replace('.', '/')}.py in {folder}: add it.")
+        raise InputError(f"The model {given!r}: there is no {module.replace('.', '/')}.py in {folder}: add it.")
     local = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
     loaded = lambda: [key for key in sys.modules if key.partition(".")[0] in local]
     hidden = {key: sys.modules.pop(key) for key in loaded() if not _within(sys.modules[key], folder)}
@@ -68,13 +68,13 @@ def _imported(given: str, folder: Path) -> Iterator[Callable[..., Any]]:
             found = importlib.import_module(module)
         except Exception as error:
             raise InputError(
-                f"model.function = {given!r}: {module} cannot be imported ({_reason(error)}): correct it."
+                f"The model {given!r}: {module} cannot be imported ({_reason(error)}): correct it."
             ) from error
         if not _within(found, folder):
-            raise InputError(f"model.function = {given!r}: {module} is a module of Python's own: rename the file.")
+            raise InputError(f"The model {given!r}: {module} is a module of Python's own: rename the file.")
         if not callable(function := getattr(found, name, None)):
             functions = [key for key, value in vars(found).items() if inspect.isfunction(value)]
-            raise InputError(f"model.function = {given!r}: {module} has no function {name!r}: {hint(name, functions)}")
+            raise InputError(f"The model {given!r}: {module} has no function {name!r}: {hint(name, functions)}")
         yield function
     finally:
         sys.path.remove(str(folder))

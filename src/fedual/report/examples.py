@@ -4,6 +4,7 @@ import base64
 import math
 import struct
 import zlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,14 +16,14 @@ SIDE = 96
 """Pixels of a picture; larger ones are thinned out."""
 
 
-def unsure(test: Evidence, scale: float | None) -> Safe:
+def unsure(test: Evidence, scale: float | None, names: Sequence[str]) -> Safe:
     """Cards with picture, true and predicted class, probability and entropy; a table where inputs are no images."""
     said = test.probabilities[test.shown].max(-1)
     rows = list(
         zip(
             test.shown.tolist(),
-            test.labels[test.shown].tolist(),
-            said.indices.tolist(),
+            (names[y] for y in test.labels[test.shown].tolist()),
+            (names[p] for p in said.indices.tolist()),
             said.values.tolist(),
             test.entropy[test.shown].tolist(),
             test.mutual_information[test.shown].tolist(),

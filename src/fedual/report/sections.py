@@ -138,6 +138,7 @@ def clients(run: Seen) -> Safe:
     sizes = run.clients["sizes"]
     stacks = run.clients.get("labels") or [[size] for size in sizes]
     classes, count = len(stacks[0]), len(sizes)
+    labels, sites = run.listed("classes", classes, "class "), run.listed("sites", count, "client ")
     hues, stride = colours(classes), math.ceil(count / max(10, min(BARS, PARTS // classes)))
     x = Axis("client", -0.5 * stride, count - 1 + 0.5 * stride, least=1.0)
     heights = [("Examples", axis("", sizes, zero=True), [1] * count)]
@@ -150,18 +151,20 @@ def clients(run: Seen) -> Safe:
             ends, low = (client - 0.42 * stride, client + 0.42 * stride), 0.0
             for label, own in enumerate(stacks[client]):
                 if own:
-                    tip = f"client {client}: {own}" + (f" of class {label}" if classes > 1 else "")
+                    tip = f"{sites[client]}: {own}" + (f" of {labels[label]}" if classes > 1 else "")
                     high = low + own / wholes[client]
                     marks.append(bar(x, y, *ends, low, high, hues[label], tip))
                     low = high
         said = f"{title} by client: {count} clients with {min(sizes)} to {max(sizes)} examples, {sum(sizes)} in all."
         plots.append(tag("figure", tag("figcaption", title), chart(said, x, y, *marks), class_="chart"))
-    keys = [tag("li", tag("i", style=f"--c:{hue}"), f"{label}") for label, hue in enumerate(hues)]
-    legend = tag("ul", tag("li", "class"), *keys, class_="legend") if 1 < classes <= 20 else None
+    keys = [tag("li", tag("i", style=f"--c:{hue}"), label) for label, hue in zip(labels, hues, strict=True)]
+    legend = tag("ul", *keys, class_="legend") if 1 < classes <= 20 else None
     some = "" if stride == 1 else f" Drawn is one in {stride}."
     words = tag("p", f"{count} clients have {min(sizes)} to {max(sizes)} examples, {sum(sizes)} in all.{some}")
-    head = ["client", "examples", *([f"class {label}" for label in range(classes)] if classes > 1 else [])]
-    rows = [[n, size, *(stacks[n] if classes > 1 else [])] for n, size in enumerate(sizes)]
+    head = ["client", "examples", *(labels if classes > 1 else [])]
+    rows = [
+        [sites[n].removeprefix("client "), size, *(stacks[n] if classes > 1 else [])] for n, size in enumerate(sizes)
+    ]
     numbers = folded("The numbers", table(head, rows, "Examples of every client"))
     return join(words, tag("div", *plots, class_="charts"), legend, numbers)
 
@@ -265,4 +268,5 @@ def doubts(run: Seen) -> Safe | None:
         + ("" if run.classes is None else f"; total ignorance is {short(round(math.log(run.classes), 2))} nats")
         + ". A red frame: the prediction is wrong.",
     )
-    return join(words, unsure(run.test, number(run.config, "scale")))
+    names = run.listed("classes", run.test.probabilities.shape[1])
+    return join(words, unsure(run.test, number(run.config, "scale"), names))

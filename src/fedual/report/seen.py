@@ -84,6 +84,12 @@ class Seen:
         found = number(settings, "outputs") if isinstance(settings, dict) else None
         return None if found is None else int(found)
 
+    def listed(self, key: str, count: int, word: str = "") -> list[str]:
+        """The names that the config has of `classes` or `sites`; numbers after a word where it has none."""
+        found = self.config.get(key)
+        named = isinstance(found, list) and len(found) >= count
+        return [str(found[place]) if named else f"{word}{place}" for place in range(count)]
+
     def column(self, key: str) -> list[tuple[int, float]]:
         """A figure in the rounds that have it, as (round, value)."""
         found = ((record["round"], number(record, key)) for record in self.history)

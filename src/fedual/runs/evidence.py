@@ -22,7 +22,7 @@ from fedual.solvers import Clients
 
 SHOWN = 24
 """Test examples that are kept whole."""
-END = "diverged.txt"
+CLIENTS, TEST, END = "clients.json", "test.safetensors", "diverged.txt"
 
 
 class Evidence(NamedTuple):
@@ -47,12 +47,12 @@ def write_clients(folder: Path, clients: Clients, classes: bool) -> None:
     if classes:
         count = int(max(part.max() for part in parts)) + 1
         kept["labels"] = [torch.bincount(part.flatten(), minlength=count).tolist() for part in parts]
-    _put(folder / "clients.json", json.dumps(kept).encode())
+    _put(folder / CLIENTS, json.dumps(kept).encode())
 
 
 def read_clients(folder: Path) -> dict[str, Any] | None:
     """What `write_clients` kept; None where a run has none."""
-    path = folder / "clients.json"
+    path = folder / CLIENTS
     if not path.exists():
         return None
     try:
@@ -72,7 +72,7 @@ def write_test(folder: Path, posterior: Posterior, test: tuple[Tensor, Tensor], 
     shown = found.entropy.argsort(descending=True, stable=True)[:SHOWN]
     kept = Evidence(y, *found, shown, x[shown.to(x.device)])
     content = save({name: value.cpu().contiguous() for name, value in kept._asdict().items()})
-    _put(folder / "test.safetensors", content)
+    _put(folder / TEST, content)
 
 
 def read_test(folder: Path) -> Evidence | None:
@@ -80,7 +80,7 @@ def read_test(folder: Path) -> Evidence | None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    path = folder / "test.safetensors"
+    path = folder / TEST
     if not path.exists():
         return None
     try:
