@@ -1,10 +1,15 @@
 """Every Python block of the README and of the docs runs, block after block."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
+from click import Group
+from typer.main import get_command
+
+from fedual.cli import build
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -20,6 +25,29 @@ def test_python_blocks_run(page):
     scope = {}
     for block in blocks(page):
         exec(compile(block, str(page), "exec"), scope)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The `fedual` commands in blocks of a shell, and in code within sentences."""
+    text = page.read_text()
+    shell = "".join(re.findall(r"```(?:sh|bash|console)\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
+    lines = [part for line in shell.splitlines() for part in re.split(r"&&|;", line.split("#")[0].removeprefix("$ "))]
+    lines += re.findall(r"`(fedual [a-z][^`|…]*)`", text.replace("\n", " "))
+    return [shlex.split(line) for line in lines if line.split()[:1] == ["fedual"]]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda p: p.name)
+def test_commands_are_those_of_the_command_line(page):
+    """Every option and the number of arguments; whether they work is tested with each command."""
+    app = get_command(build())
+    for _, *words in commands(page):
+        command, name = app, ""
+        while isinstance(command, Group) and words and not words[0].startswith("-"):
+            name = words.pop(0)
+            assert name in command.commands, f"{page.name}: there is no {name!r}"
+            command = command.commands[name]
+        if words:
+            command.make_context(name, words)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
