@@ -171,6 +171,7 @@ def test_description_is_json_without_the_rounds_that_may_grow(numbered: Dataset)
 def test_real_digits_go_through_their_network():
     federation = materialise(scenario(), 0)
     x, y = federation.test
+    assert federation.scale == 16
     outputs = federation.model(x / federation.scale)
     assert outputs.shape == (len(y), 10)
     assert sum(map(len, federation.clients.parts)) + len(y) == 1797

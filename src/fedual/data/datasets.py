@@ -90,7 +90,7 @@ def _digits(spec: Spec) -> Dataset:
         from sklearn.datasets import load_digits
     except ImportError:
         raise DataError("digits comes with scikit-learn, which is missing: pip install 'fedual[data]'") from None
-    x, y = load_digits(return_X_y=True)
+    x, y = map(np.asarray, load_digits(return_X_y=True))
     x = x.astype(np.uint8).reshape(-1, 8, 8)
     rng = np.random.Generator(np.random.PCG64(0))
     test = np.zeros(len(y), bool)

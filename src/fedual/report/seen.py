@@ -87,8 +87,9 @@ class Seen:
     def listed(self, key: str, count: int, word: str = "") -> list[str]:
         """The names that the config has of `classes` or `sites`; numbers after a word where it has none."""
         found = self.config.get(key)
-        named = isinstance(found, list) and len(found) >= count
-        return [str(found[place]) if named else f"{word}{place}" for place in range(count)]
+        if isinstance(found, list) and len(found) >= count:
+            return [str(name) for name in found[:count]]
+        return [f"{word}{place}" for place in range(count)]
 
     def column(self, key: str) -> list[tuple[int, float]]:
         """A figure in the rounds that have it, as (round, value)."""
