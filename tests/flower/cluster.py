@@ -32,6 +32,7 @@ shorter clocks failed. `--isolation process` would save nothing: it, too, starts
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -44,11 +45,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import pytest
+
 HOST = "127.0.0.1"
 LINK = "cluster"  # the connection's name in config.toml
 EC = "-newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes"
 MARK = "FEDUAL_TEST_CLUSTER"
 T = TypeVar("T")
+NEEDED = ("openssl", "ssh-keygen", "setpriv")
+MISSING = [tool for tool in NEEDED if shutil.which(tool) is None]
+real = [pytest.mark.flower, pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}, which is missing")]
+"""What marks a test that starts real processes."""
 
 # Flower's programs, with constants that no option reaches. A heartbeat counts for INTERVAL × PATIENCE seconds and is
 # sent every (INTERVAL − 5) × MULTIPLIER; a new task has INTERVAL seconds to send its first, imports included.

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import HOST, Cluster, free_ports, wait_for
+from cluster import HOST, Cluster, free_ports, real, wait_for
 
-pytestmark = pytest.mark.flower
+pytestmark = real
 
 # Each round asks all nodes for their partition. `stage`, where there is one, is a folder in which test and app meet:
 # round r begins when the file go<r> is there, and a client holds its answer back while the file hold is.

@@ -7,7 +7,7 @@ from pathlib import Path
 import fedapp
 import pytest
 import torch
-from cluster import Cluster
+from cluster import Cluster, real
 from deployed import Deployed
 from problems import normal, rng
 from safetensors.torch import load_file, save_file
@@ -17,7 +17,7 @@ from fedual import admm
 from fedual.runs import RunDirectory
 from fedual.solvers import Linear
 
-pytestmark = pytest.mark.flower
+pytestmark = real
 
 
 @pytest.fixture(scope="module")

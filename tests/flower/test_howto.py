@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import HOST, Cluster, free_ports, wait_for
+from cluster import HOST, Cluster, free_ports, real, wait_for
 
 from fedual.runs import RunDirectory
 
-pytestmark = pytest.mark.flower
+pytestmark = real
 PAGE = Path(__file__).parents[2] / "docs/how-to/deploy.md"
 ROUNDS = 2
 
