@@ -113,7 +113,7 @@ def _trials(report: Mapping[str, Any]) -> Table:
 def _results(report: Mapping[str, Any]) -> Table:
     from fedual.comparing import COLUMNS, rows
 
-    keys = ("accuracy", "nll", "ece")
+    keys = [key for key in COLUMNS if any(key in row["summary"] for row in report["methods"])]
     table = Table("method", "at", *(COLUMNS[key][0] for key in keys), "s/round", "diverged", box=None, pad_edge=False)
     for row in report["methods"]:
         found = row["summary"]

@@ -111,7 +111,7 @@ def _checked(name: str, check: Callable[[], tuple[State, str]]) -> Finding:
 
 
 def _device() -> tuple[State, str]:
-    """Where `--device auto` graphics, after it has computed something there."""
+    """Where `--device auto` goes, after something was computed there."""
     import torch
 
     graphics = torch.cuda.is_available()

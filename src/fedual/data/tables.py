@@ -35,10 +35,6 @@ class Table:
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
 
-    def take(self, rows: np.ndarray) -> "Table":
-        """Some of the rows."""
-        return Table(self.path, {name: values[rows] for name, values in self.columns.items()})
-
 
 def read(path: Path) -> Table:
     """Read a table.

@@ -87,8 +87,9 @@ def compare(
 
 
 def _loss(done: Mapping[str, Any]) -> float:
-    """The validation NLL at the mean; ∞ where the run diverged."""
-    return done["record"]["nll"] if done["record"] else math.inf
+    """The validation NLL at the mean, or the loss of a kind that has none; ∞ where the run diverged."""
+    record = done["record"]
+    return record.get("nll", record.get("loss")) if record else math.inf
 
 
 def _check(
