@@ -29,6 +29,9 @@ from fedual.solvers.stacked import Slot, Stacked
 KEPT = 2**27
 """Bytes of noise that a round keeps for the next chunk of clients, where all share it."""
 
+WIDE = 1024
+"""Examples of a client that a GPU takes at a time for the curvature: with batches of 64 it waits for Python."""
+
 
 class Batch(NamedTuple):
     """A minibatch of each of n clients."""
@@ -218,7 +221,8 @@ class Minibatches:
     def curvature(self, theta: Tensor) -> Tensor:
         """diag Σ_i w_i J_iᵀ H_i J_i of each client's whole loss at θ `(K, P)`, in one pass over its data."""
         parts, total = self.network.split(theta), torch.zeros_like(theta)
-        index, weight = self._tables([None] * len(self), lambda k: self._cut(torch.arange(self.data.sizes[k])))
+        size = self.batch_size if theta.device.type == "cpu" else max(self.batch_size, WIDE)
+        index, weight = self._tables([None] * len(self), lambda k: _cut(torch.arange(self.data.sizes[k]), size))
         for step in range(index.shape[1]):
             rows = weight[:, step].sum(-1).nonzero()[:, 0]  # clients that have examples left
             x, y = self.inputs(self.data.x[index[rows, step]]), self.data.y[index[rows, step]]
@@ -239,10 +243,6 @@ class Minibatches:
     def _per_epoch(self, client: int) -> int:
         return -(-self.data.sizes[client] // self.batch_size)
 
-    def _cut(self, order: Tensor) -> Tensor:
-        """An order of examples `(N,)` as batches `(⌈N/B⌉, B)`, the last one padded with −1."""
-        return F.pad(order, (0, -len(order) % self.batch_size), value=-1).reshape(-1, self.batch_size)
-
     @cached_property
     def plan(self) -> tuple[Tensor, Tensor]:
         """Rows of the data and their weights in a mean over the batch, for every client and step: `(K, T, B)` each."""
@@ -256,7 +256,7 @@ class Minibatches:
         """The positions of a client's examples in the order of its steps, `(T, B)`, padded with −1."""
         size, steps = self.data.sizes[client], self._number_of_steps(client)
         epochs = range(-(-steps // self._per_epoch(client)))
-        cut = [self._cut(self.draws.permutation(self.round, epoch, client, size)) for epoch in epochs]
+        cut = [_cut(self.draws.permutation(self.round, epoch, client, size), self.batch_size) for epoch in epochs]
         return torch.cat(cut)[:steps]
 
     def _tables(self, kinds: Sequence[Any], order: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
@@ -279,3 +279,8 @@ class Minibatches:
         at = first[torch.tensor(self.clients)].to(device)[:, None, None] + position.clamp(min=0)
         weight = (position >= 0).to(self.network.dtype)
         return rows[at], weight if weights is None else weight * weights[at].to(weight)
+
+
+def _cut(order: Tensor, size: int) -> Tensor:
+    """An order of examples `(N,)` as batches `(⌈N/B⌉, B)`, the last one padded with −1."""
+    return F.pad(order, (0, -len(order) % size), value=-1).reshape(-1, size)
