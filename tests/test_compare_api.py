@@ -69,7 +69,7 @@ class TestCompare:
         assert np.isnan(frame.loc["fedavg", "nll_mc"])
 
     def test_the_table_has_everyone_in_the_order_given_also_who_diverged(self):
-        found = versus({"bad": DIVERGING, "ours": "ivon-admm"}, seeds=(0, 1))
+        found = versus({"bad": DIVERGING, "ours": methods.ivon_admm(tau=0.01)}, seeds=(0, 1))
         assert repr(found).startswith("mean ± standard deviation over seeds 0, 1\n")
         head, *rows, note = cells(found)
         assert head == ["method", "at", "accuracy %", "NLL", "ECE", "s/round", "rounds", "diverged"]
@@ -163,7 +163,7 @@ class TestPrinted:
         assert html.count("<tr>") == 3
         for key in ("nll", "nll_mc", "ece", "brier_mc"):
             assert f"<td>{last[key]:.4g}</td>" in html
-        assert "under q_g, tempered: τ = 0.01" in html
+        assert f"under q_g, tempered: τ = {run.method.tau:g}" in html
 
     def test_the_last_figures_known_are_shown(self):
         """Round 2 was evaluated, and a callback ends the run after round 3."""

@@ -91,6 +91,7 @@ class TestHistory:
             "norm",
             "bytes_up",
             "bytes_down",
+            "limited",
         }
         figures = {f"{name}{kind}" for name in ("accuracy", "nll", "brier", "ece") for kind in ("", "_mc")}
         assert all(record.keys() == facts | figures | {"seconds", "evaluation_seconds"} for record in run.history)

@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             ("engine", ("gpu",), "vectorised or sequential"),
             ("noise", ("none",), "shared, shared-fixed, independent"),
             ("order", ("none",), "shared, shared-fixed, independent"),
-            ("schedule", ("linear",), "constant or cosine"),
+            ("schedule", ("linear",), "constant, cosine, harmonic"),
             ("client_state", ("ram",), "auto, memory, disk"),
             ("device", ("gpu", "cuda:99"), "try cpu or auto"),
         )

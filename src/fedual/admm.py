@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedual.errors import InputError, require_positive
 from fedual.families import Family, Gaussian, check, finite
+from fedual.relative import settled
 
 Carry = dict[str, Tensor]
 """What a solver carries from round to round: named tensors with a leading client axis."""
@@ -58,16 +59,20 @@ class Subproblem(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """λ_k of every client; `gradient` is ∇_μ E[ℓ_k]/τ where the solver knows it and the dual asks for it."""
+    """λ_k of every client; `gradient` is ∇_μ E[ℓ_k]/τ where the solver knows it and the dual asks for it.
+
+    `limited` is the part of the parameters `(K,)` that a limit on the step held back at the end.
+    """
 
     lam: Tensor
     carry: Carry
     gradient: Tensor | None = None
+    limited: Tensor | None = None
 
     def select(self, clients: Any) -> "Solution":
         """The solutions of some of the clients."""
-        gradient = None if self.gradient is None else self.gradient[clients]
-        return Solution(self.lam[clients], _rows(self.carry, clients), gradient)
+        pick = lambda value: None if value is None else value[clients]
+        return Solution(self.lam[clients], _rows(self.carry, clients), pick(self.gradient), pick(self.limited))
 
 
 class Solver(Protocol):
@@ -103,6 +108,7 @@ class Totals:
     before: Tensor | float = 0.0  # Σ w_k λ_k as they were before this round, where the server asks for it
     eta: Tensor | float = 0.0  # Σ change of η_k
     gap: float = 0.0  # Σ ‖λ_k − λ_g‖²
+    limited: float = 0.0  # Σ of the parts of the parameters that a limit on the step held back
 
     def plus(self, other: "Totals") -> "Totals":
         """The sums over both sets of clients."""
@@ -113,6 +119,7 @@ class Totals:
             self.before + other.before,
             self.eta + other.eta,
             self.gap + other.gap,
+            self.limited + other.limited,
         )
 
     @property
@@ -195,6 +202,7 @@ class Update(NamedTuple):
     lam: Tensor  # (K, R, P); rows that are not ok mean nothing
     eta: Tensor
     carry: Carry
+    limited: Tensor | None = None  # (K,)
 
     @property
     def rows(self) -> Tensor | slice:
@@ -210,6 +218,7 @@ class Info(NamedTuple):
     shortened: float  # the part of the server's step that was taken: 1, unless it would have left the domain
     primal: float  # ‖λ_k − λ_g‖, root mean square over the counted clients
     dual: float  # ‖change of λ_g‖
+    limited: float = 0.0  # the part of the counted clients' parameters that a limit on the step held back
 
 
 def init(method: Method, prior: Tensor, num_clients: int, start: Tensor | None = None) -> State:
@@ -243,6 +252,7 @@ def server_start(method: Method, prior: Tensor, start: Tensor | None) -> Tensor:
 def step(method: Method, state: State, losses: Losses, active: Tensor | None = None) -> tuple[State, Info]:
     """One round with the clients in `active` (indices or a mask; all of them if None)."""
     _check_losses(losses, state)
+    method = settled(method, len(state.lam), float(num_examples(losses).sum()))
     clients = _clients(active, len(state.lam)).to(state.lam.device)
     refused = counted = torch.zeros(len(state.lam), dtype=torch.bool, device=state.lam.device)
     if not len(clients):
@@ -270,7 +280,8 @@ def step(method: Method, state: State, losses: Losses, active: Tensor | None = N
         round=state.round + 1,
         start=None if totals.count else state.start,
     )
-    return after, Info(counted, refused, shortened, totals.residual, float((lam_g - state.lam_g).norm()))
+    change = float((lam_g - state.lam_g).norm())
+    return after, Info(counted, refused, shortened, totals.residual, change, totals.limited / max(1, totals.count))
 
 
 def subproblem(
@@ -292,7 +303,7 @@ def client_update(method: Method, problem: Subproblem) -> Update:
     else:
         eta = torch.full_like(problem.eta, torch.nan)
         eta[ok] = method.dual(problem.select(ok), solution.select(ok))
-    return Update(ok & finite(eta), solution.lam, eta, solution.carry)
+    return Update(ok & finite(eta), solution.lam, eta, solution.carry, solution.limited)
 
 
 def total(method: Method, problem: Subproblem, update: Update, before: Tensor | None = None) -> Totals:
@@ -309,6 +320,7 @@ def total(method: Method, problem: Subproblem, update: Update, before: Tensor | 
         0.0 if before is None else weighted_sum(before),
         (update.eta[ok] - problem.eta[ok]).sum(0),
         float(gap),
+        0.0 if update.limited is None else float(update.limited[ok].sum()),
     )
 
 

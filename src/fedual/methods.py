@@ -33,8 +33,9 @@ from fedual.admm import Method, Solver
 from fedual.duals import Expectation, Gradient, Natural, Zero
 from fedual.errors import InputError, hint, require_positive
 from fedual.families import Delta, Diagonal, Family, FixedPrecision, Full, Isotropic, Rule
+from fedual.relative import Relative
 from fedual.servers import Average, Blend, Consensus, Relax, Track
-from fedual.solvers import IVON, SGD, VON, AtServer, Laplace, Point, Stepper
+from fedual.solvers import IVON, SGD, VON, AtServer, Laplace, Point, Scale, Stepper
 
 
 def admm(rho: float = 1.0, delta: float = 1.0, solver: Solver = Point(), tau: float = 1.0) -> Method:
@@ -114,10 +115,20 @@ def blr(family: Family, beta: float = 1.0, rule: Rule = Delta(), tau: float = 1.
     return Method(family, AtServer(rule), Gradient(), Relax(beta), 1.0, tau)
 
 
+UNTUNED = IVON(lr=0.008, h0=Scale(), clip=12.5)
+"""IVON in the network's own units."""
+
+
 def ivon_admm(
-    rho: float = 0.3, damping: float = 0.1, delta: float = 1.0, tau: float = 0.01, solver: IVON = IVON()
+    rho: float = Relative(8.0, clients=-1),
+    damping: float = 0.1,
+    delta: float = 1.0,
+    tau: float = Relative(4e-8, examples=1),
+    solver: IVON = UNTUNED,
 ) -> Method:
     """The Adam-like variant for networks: diagonal Gaussians by IVON, γ = damping·ρ (Algorithm 1, Eq. 59).
+
+    The defaults suit networks, data and federations of any size (docs/defaults.md); what is given is taken as it is.
 
     Equivalence: v_k ← v_k + γ(s_k m_k − s_g m_g), u_k ← u_k + γ(s_k − s_g), and
     s_g = (1−α) mean s_k + α(δ + Σ u_k), m_g = [(1−α) mean(s_k m_k) + α Σ v_k]/s_g.
@@ -127,7 +138,12 @@ def ivon_admm(
     return Method(Diagonal(), solver, Natural(damping * rho), Blend(), rho, tau, delta=delta)
 
 
-def ivon_pvi(damping: float = 0.1, delta: float = 1.0, tau: float = 0.01, solver: IVON = IVON()) -> Method:
+def ivon_pvi(
+    damping: float = Relative(1.0, clients=-1),
+    delta: float = 1.0,
+    tau: float = Relative(3.2e-7, clients=-1, examples=1),
+    solver: IVON = UNTUNED,
+) -> Method:
     """Partitioned variational inference with diagonal Gaussians by IVON, damped.
 
     Equivalence: `ivon_admm` with ρ = 1 and α = 1, so that q_g is the product of the prior and the sites.

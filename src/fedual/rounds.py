@@ -5,7 +5,7 @@ The simulator and the deployment on Flower stand on these functions: there is on
 
 import math
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -16,8 +16,10 @@ from fedual.duals import Zero
 from fedual.errors import InputError, require_positive
 from fedual.families import Gaussian, is_point
 from fedual.solvers import Stepper
+from fedual.solvers.stochastic import Schedule
 
-Schedule = Literal["constant", "cosine"]
+REST = 20
+"""Rounds after which the rate of a "harmonic" schedule is halved."""
 Rows = dict[str, Tensor]
 """Named tensors that a client keeps from round to round; with a leading axis, those of several clients."""
 
@@ -89,17 +91,22 @@ def finish(
     lam_g, shortened = admm.server_update(method, server.lam_g, server.prior, eta_sum, totals, len(counted))
     took_part = torch.zeros_like(counted).index_fill(0, active, True)
     change = float((lam_g - server.lam_g).norm())
-    info = Info(counted, took_part & ~counted, shortened, totals.residual, change)
+    limited = totals.limited / max(1, totals.count)
+    info = Info(counted, took_part & ~counted, shortened, totals.residual, change, limited)
     moved = server.moved or totals.count > 0
     return server._replace(lam_g=lam_g, eta_sum=eta_sum, round=server.round + 1, moved=moved), info
 
 
 def scheduled(method: Method, schedule: Schedule, round: int, rounds: int, decay: float = 1.0) -> Method:
-    """The method of a round: the learning rate times decayʳ, r = 0, 1, …, and under "cosine" ½(1 + cos(πr/rounds))."""
-    if schedule not in ("constant", "cosine"):
-        raise InputError(f"schedule = {schedule!r}: choose constant or cosine.")
+    """The method of round r = 0, 1, …: its learning rate times decayʳ, and the factor of the schedule.
+
+    "cosine" is ½(1 + cos(πr/rounds)); "harmonic", which need not know how many rounds there will be, 1/(1 + r/20).
+    """
+    if schedule not in get_args(Schedule):
+        raise InputError(f"schedule = {schedule!r}: choose {', '.join(get_args(Schedule))}.")
     require_positive("decay", decay, most=1.0)
-    factor = decay**round * (1.0 if schedule == "constant" else (1 + math.cos(math.pi * round / rounds)) / 2)
+    factors = {"cosine": (1 + math.cos(math.pi * round / rounds)) / 2, "harmonic": 1 / (1 + round / REST)}
+    factor = decay**round * factors.get(schedule, 1.0)
     if factor == 1:
         return method
     assert isinstance(method.solver, Stepper)

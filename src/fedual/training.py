@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,8 @@ from fedual.admm import Method
 from fedual.errors import InputError, require_count, require_positive
 from fedual.methods import build
 from fedual.notebook import watchers
-from fedual.rounds import Schedule, scheduled
+from fedual.relative import settled
+from fedual.rounds import scheduled
 from fedual.runs import RunDirectory, evidence
 from fedual.runs.run import ENGINES, Callback, Folder, Run
 from fedual.runs.run import rounds as rounds_of
@@ -27,6 +28,7 @@ from fedual.solvers.checks import check, rehearse
 from fedual.solvers.clients import materialise
 from fedual.solvers.draws import Mode
 from fedual.solvers.network import Trainable
+from fedual.solvers.stochastic import Schedule
 
 
 def fit(
@@ -50,7 +52,7 @@ def fit(
     trainable: Trainable = None,
     scale: float | None = None,
     participation: float = 1.0,
-    schedule: Schedule = "constant",
+    schedule: Schedule | None = None,
     decay: float = 1.0,
     noise: Mode = "shared",
     order: Mode = "shared",
@@ -90,7 +92,8 @@ def fit(
         trainable: Names, prefixes or a predicate of the parameters to train; the others stay as they are.
         scale: Inputs are divided by it (255 for pixels stored as uint8), a batch at a time.
         participation: The fraction of clients that take part in a round, drawn at random.
-        schedule: Of the learning rate over rounds: "constant" or "cosine".
+        schedule: Of the learning rate over rounds: "constant", "cosine" (which ends with the run) or "harmonic"; the
+            method's own unless given.
         decay: The learning rate of the r-th round is multiplied by decayʳ, r = 0, 1, …, on top of the schedule.
         noise: Who shares the Monte-Carlo noise, see `fedual.solvers.draws`.
         order: Who shares the order of batches.
@@ -124,12 +127,14 @@ def fit(
     require_count("samples", samples, 0)
     require_positive("participation", participation, most=1.0)
     method = for_networks(method)
+    schedule = schedule or cast(Stepper, method.solver).schedule
     scheduled(method, schedule, rounds - 1, rounds, decay)  # its smallest rate
 
     network = Network(model, trainable).to(resolve(device))
     if weights is not None and isinstance(clients, Clients):
         raise InputError("weights are part of `Clients` already: give them there.")
     data = clients if isinstance(clients, Clients) else Clients.from_pairs(clients, weights)
+    method = settled(method, len(data), float(data.total_weights.sum()))
     losses = Minibatches(
         network, data.to(network.device), loss, Draws(seed, noise, order), batch_size, local_epochs, local_steps, scale
     )
@@ -154,12 +159,12 @@ def fit(
     losses = replace(losses, compile=compile)
     chunk = chunk or (choose_chunk(losses, len(data)) if engine == "vectorised" else 1)
     config = {
-        # without the default of a setting that older runs did not have: they can still be resumed
-        "method": repr(method).replace(", proximal='squared'", ""),
         "rounds": rounds,
         "seed": seed,
         "clients": len(data),
         "data": _digest([data.x, data.y, *data.parts, *(data.weights or ())]),
+        # without the default of a setting that older runs did not have: they can still be resumed
+        "method": repr(method).replace(", proximal='squared'", ""),
         "test": None if test is None else _digest(list(test)),
         "parameters": network.dim,
         "network": f"{type(model).__name__} {_hash(repr(model).encode())}",

@@ -49,7 +49,10 @@ def test_methods():
 def test_settings_of_a_method(name: str):
     shown = {line.split()[0] for line in output("methods", name).splitlines()[2:]}
     assert shown == methods.settings(name).keys()
-    assert json.loads(output("methods", name, "--json"))["settings"] == methods.settings(name)
+    as_json = json.loads(output("methods", name, "--json"))["settings"]
+    assert {key: str(value) for key, value in as_json.items()} == {
+        key: str(value) for key, value in methods.settings(name).items()
+    }
 
 
 def test_unknown_method():

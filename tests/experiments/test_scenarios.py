@@ -218,7 +218,7 @@ def test_a_setting_of_another_method_is_refused():
     [
         ({"name_or_path": "digits-heterog"}, "unknown scenario 'digits-heterog': did you mean 'digits-heterog-10"),
         ({"name_or_path": "mnist-2class-100", "preset": "papr"}, "unknown preset 'papr': did you mean 'paper"),
-        ({"name_or_path": DEFAULT, "preset": "paper"}, "unknown preset 'paper': there are none"),
+        ({"name_or_path": DEFAULT, "preset": "paper"}, "unknown preset 'paper': choose one of default"),
         ({"name_or_path": DEFAULT, "method": "fedavgg"}, "fedavgg.*did you mean 'fedavg"),
         ({"name_or_path": "nowhere/mine.toml"}, "nowhere/mine.toml: the scenario file cannot be read"),
     ],

@@ -201,7 +201,7 @@ WRONG = {
     "batch_size": ({"batch_size": 0}, "batch_size = 0: it must be a whole number"),
     "samples": ({"samples": -1}, "samples = -1: it must be a whole number"),
     "experiment": ({"experiment": ""}, "experiment = '': give it a name"),
-    "schedule": ({"schedule": "linear"}, "schedule = 'linear': choose constant or cosine."),
+    "schedule": ({"schedule": "linear"}, "schedule = 'linear': choose constant, cosine, harmonic."),
     "method": ({"method": "ivon"}, "'ivon' is no method that trains networks by name"),
     "model": ({"prior": torch.zeros(2, 3)}, "BayesianADMM needs a model, or a prior"),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from problems import normal, rng
 from torch import nn
 
 from fedual.admm import Info
+from fedual.relative import settled
 from fedual.simulate import sequential, state, vectorised
 from fedual.solvers import Clients, Draws, Minibatches, Network
 
@@ -36,6 +37,7 @@ def losses(model: nn.Module | None = None, data: Clients | None = None, draws: D
 
 def play(method, losses, rounds, engine="vectorised", chunk=99, fraction=1.0, client_state: state.Place = "memory"):
     """The server after some rounds, the store, and what happened in the last one."""
+    method = settled(method, len(losses.data), float(losses.data.total_weights.sum()))
     server, store = state.begin(method, losses.network.initial(), len(losses.data), client_state)
     info = Info(*[None] * 5)  # type: ignore[arg-type]
     for number in range(rounds):

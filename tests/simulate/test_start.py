@@ -15,6 +15,7 @@ from fedual import admm, methods
 from fedual.admm import Method, Solution, Subproblem
 from fedual.duals import Natural
 from fedual.families import Diagonal
+from fedual.relative import settled
 from fedual.servers import Blend
 from fedual.simulate import state
 from fedual.solvers import IVON, Clients, Conjugate, Draws, Exact
@@ -22,7 +23,8 @@ from fedual.training import Run, fit
 
 BAD = 2
 GOOD = torch.tensor([0, 1, 3, 4])
-STILL = IVON(lr=1e-13, beta2=1 - 1e-13, h0=0.05)
+H0 = 0.05
+STILL = IVON(lr=1e-13, beta2=1 - 1e-13, h0=H0)
 """A solver that stays where it starts, to rounding: what comes out is where it began."""
 
 
@@ -68,6 +70,7 @@ class TestEngine:
 
         def rounds(method: Method, *plan: tuple[int, Tensor]):
             stack = losses(data=with_bad(BAD), loss=nan_above_two, local_epochs=1)
+            method = settled(method, len(SIZES), sum(SIZES))
             server, store = state.begin(method, stack.network.initial(), len(SIZES), "memory")
             moved = []
             for number, active in plan:
@@ -95,7 +98,7 @@ class TestEngine:
         server, rows, _ = play(method, refused, (1, GOOD))
         size = torch.tensor(SIZES)[GOOD, None]
         start = torch.cat([value.detach().flatten() for value in mlp().parameters()])
-        s = (delta + size * STILL.h0 / (rho * tau)).expand(-1, len(start))
+        s = (delta + size * H0 / (rho * tau)).expand(-1, len(start))
         expected = torch.stack([s * start, -s / 2], 1)
         expected[:, 1] += delta / 2  # − λ_g, the prior N(0, 1/δ)
         torch.testing.assert_close(rows["eta"][GOOD] / gamma, expected, rtol=1e-9, atol=1e-9)

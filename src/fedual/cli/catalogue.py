@@ -56,9 +56,10 @@ def methods(name: Name = None, as_json: Json = False) -> None:
         for row in rows:
             table.add_row(row["name"], "yes" if row["networks"] else "", row["summary"])
     else:
-        defaults = settings(name)
+        plain = lambda value: type(value) in (bool, int, float, str, type(None))
+        defaults = {key: value if plain(value) else str(value) for key, value in settings(name).items()}
         if as_json:
-            typer.echo(json.dumps({"name": name, "summary": _summary(name), "settings": defaults}, default=str))
+            typer.echo(json.dumps({"name": name, "summary": _summary(name), "settings": defaults}))
             return
         table = Table("setting", "default", box=None, pad_edge=False)
         for key, value in defaults.items():

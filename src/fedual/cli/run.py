@@ -138,11 +138,13 @@ def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]]) -> None:
 def tempered(method: str, given: Mapping[str, Any]) -> str | None:
     """What τ < 1 means for the uncertainties shown; None for the posterior itself."""
     from fedual import methods
+    from fedual.relative import Relative
 
     tau = {**methods.settings(method), **given}.get("tau", 1.0)
     if tau >= 1:
         return None
-    return f"{method}: q_g is tempered, τ = {tau:g}; it counts every example {1 / tau:g} times."
+    counts = "" if isinstance(tau, Relative) else f"; it counts every example {1 / tau:g} times"
+    return f"{method}: q_g is tempered, τ = {tau}{counts}."
 
 
 def console() -> Console:

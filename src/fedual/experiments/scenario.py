@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from fedual.admm import Method
 
 Table = dict[str, Any]
+DEFAULT = "default"
+"""The preset that every scenario has: the method's own defaults, whatever the file says about it."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ def load(
 
     Args:
         name_or_path: one of `names()`, or the path of a file that ends in .toml.
-        preset: one of the file's presets, laid over its tables.
+        preset: one of the file's presets, laid over its tables; or `default`, which leaves the method's table out.
         sets: `key=value` each, applied last, in order: `lr=0.01`, `train.batch_size=16`, `split.clients=20`.
         method: any of `fedual.methods.METHODS`; without a table in the file it has its default settings.
 
@@ -172,8 +174,10 @@ def load(
     name, document = read(name_or_path)
     where = f"scenario {name}"
     presets = document.get("preset", {})
-    if preset is not None:
-        known("preset", preset, presets, where)
+    if preset == DEFAULT:
+        document = {key: value for key, value in document.items() if key not in ("method", "sweep")}
+    elif preset is not None:
+        known("preset", preset, [*presets, DEFAULT], where)
         document = _laid_over(document, presets[preset])
     for kind in ("method", "sweep"):
         for other in document.get(kind, {}):
@@ -208,7 +212,10 @@ def _laid_over(below: Table, above: Table) -> Table:
 
 def _types(defaults: Table) -> dict[str, type | None]:
     """The types that settings take after their defaults: None says nothing, and TOML writes tuples as lists."""
-    kinds = {type(None): None, tuple: list}
+    from fedual.relative import Relative
+    from fedual.solvers import Scale
+
+    kinds = {type(None): None, tuple: list, Relative: float, Scale: float}
     return {key: kinds.get(type(value), type(value)) for key, value in defaults.items()}
 
 

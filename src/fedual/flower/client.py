@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from fedual import methods
 from fedual._version import __version__
-from fedual.admm import Method
+from fedual.admm import Method, num_examples
 from fedual.errors import FedualError, InputError
 from fedual.evaluate import evaluate
 from fedual.families import Gaussian
 from fedual.flower import wire
 from fedual.flower.site import Order, Site
 from fedual.flower.vault import StateLost, opened
+from fedual.relative import settled
 from fedual.rounds import ServerState, scheduled
 from fedual.solvers import Clients, Draws, Minibatches, Network
 from fedual.solvers.checks import check
@@ -91,10 +92,19 @@ def client_app(
 
     def method_of(config: Mapping[str, Any]) -> Method:
         if "method" in config:
-            return methods.build(config["method"], **json.loads(config["settings"]))
-        if method is None:
+            found = methods.build(config["method"], **json.loads(config["settings"]))
+        elif method is None:
             raise InputError("The server runs a method without a name: give it to client_app, too.")
-        return method
+        else:
+            found = method
+        return settled(found, config["clients"], config["examples"])
+
+    def size(context: Context) -> float:
+        """How many examples this site has."""
+        if losses is not None:
+            return float(num_examples(losses(dict(context.node_config))).sum())
+        assert data is not None
+        return float(len(examples(data, json.dumps(dict(context.node_config), sort_keys=True))[0]))
 
     def site(context: Context, config: Mapping[str, Any]) -> Site:
         return Site(name(context), lambda number: loss_of(context, config, number), folder(context))
@@ -124,7 +134,8 @@ def client_app(
             else:
                 with opened(found.folder, config["experiment"], found.client) as vault:
                     secret = hashlib.sha256(vault.secret.encode()).hexdigest()
-                content = wire.pack({}, {**own, "secret": secret, "facts": json.dumps(facts())})
+                known = {"examples": size(context)} if config.get("count") else {}
+                content = wire.pack({}, {**own, **known, "secret": secret, "facts": json.dumps(facts())})
         except FedualError as error:
             content = wire.pack({}, own | refusal(error))
         return Message(content, reply_to=message)

@@ -49,6 +49,7 @@ class Ledger:
         acks: For each client the nonce of the last round of it that counted.
         numbers: For each client its number, in the order in which they came.
         secrets: For each client the digest of the secret that it showed first.
+        examples: For each client the number of its examples, where the method asks for it.
         forgotten: Clients that left for good.
         usual: The largest median of a round so far of the updates' sizes.
         id: Of these books, whatever the experiment is called.
@@ -59,6 +60,7 @@ class Ledger:
     acks: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
+    examples: dict[str, float] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
     usual: float = 0.0
     id: str = field(default_factory=lambda: token_hex(4))
@@ -72,6 +74,7 @@ class Ledger:
             "acks": self.acks,
             "numbers": self.numbers,
             "secrets": self.secrets,
+            "examples": self.examples,
             "forgotten": sorted(self.forgotten),
             "usual": self.usual,
             "id": self.id,
@@ -104,7 +107,7 @@ class Ledger:
             raise InputError(f"{path} is of a run with another prior: choose another experiment or folder.")
         server = ServerState(**{"start": None, **tensors}, round=meta["round"], moved=meta["moved"])
         rest = {key: meta[key] for key in ("acks", "numbers", "secrets", "usual", "id", "starts")}
-        return cls(server, forgotten=set(meta["forgotten"]), **rest)
+        return cls(server, forgotten=set(meta["forgotten"]), examples=meta.get("examples", {}), **rest)
 
     @property
     def nonce(self) -> str:
@@ -116,13 +119,20 @@ class Ledger:
         """The clients that did not leave for good, by their numbers."""
         return [client for client in self.numbers if client not in self.forgotten]
 
-    def admit(self, client: str, secret: str) -> str | None:
+    @property
+    def total(self) -> float:
+        """N, of the members."""
+        return sum(self.examples.get(client, 0.0) for client in self.members)
+
+    def admit(self, client: str, secret: str, examples: float | None = None) -> str | None:
         """Take a client in, or say why not; one that was here before must know its secret."""
         if client in self.forgotten:
             return "it was forgotten: re-admit it"
         if self.secrets.setdefault(client, secret) != secret:
             return "another site has this id, or it lost its state: if so, re-admit it"
         self.numbers.setdefault(client, len(self.numbers))
+        if examples is not None:
+            self.examples[client] = examples
         return None
 
     def close(

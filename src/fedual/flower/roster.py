@@ -69,6 +69,7 @@ class Roster:
         experiment: Under which clients keep their state.
         facts: What every site must have as the server has it.
         policy: How long to wait.
+        count: Whether to ask sites how many examples they have.
         nodes: Client → node.
         strangers: Node → why it was turned away.
     """
@@ -76,10 +77,11 @@ class Roster:
     experiment: str
     facts: Mapping[str, str]
     policy: Policy
+    count: bool = False
     nodes: dict[str, int] = field(default_factory=dict)
     strangers: dict[int, Stranger] = field(default_factory=dict)
     _hellos: dict[str, tuple[int, float]] = field(default_factory=dict)  # message id → node, when
-    _come: dict[str, tuple[int, str]] = field(default_factory=dict)  # client → node, secret: not admitted yet
+    _come: dict[str, tuple[int, str, float | None]] = field(default_factory=dict)  # node, secret, examples: to admit
     _again: float = -math.inf  # when strangers are asked again
 
     def gather(self, grid: Grid, ledger: Ledger, wanted: Collection[str] | None = None) -> None:
@@ -151,7 +153,7 @@ class Roster:
         # an answer can be lost: in time, another one is asked for
         fresh = lambda node, when: node in there and now < when + self.policy.wait
         self._hellos = {id: own for id, own in self._hellos.items() if fresh(*own)}
-        asked = {node for node, _ in (*self._hellos.values(), *self._come.values())}
+        asked = {own[0] for own in (*self._hellos.values(), *self._come.values())}
         new = there - set(self.nodes.values()) - asked - self.strangers.keys()
         again = set[int]()
         if now >= self._again:
@@ -162,8 +164,8 @@ class Roster:
         self._hellos |= {one.metadata.message_id: (one.metadata.dst_node_id, now) for one in messages}
         return bool(new)
 
-    def _hello(self) -> dict[str, str]:
-        return {"action": "hello", "experiment": self.experiment, "nonce": secrets.token_hex(8)}
+    def _hello(self) -> dict[str, str | bool]:
+        return {"action": "hello", "experiment": self.experiment, "nonce": secrets.token_hex(8), "count": self.count}
 
     def _hear(self, grid: Grid) -> None:
         """Tell the sites that agree with the server on everything from those that do not, which are named."""
@@ -172,7 +174,7 @@ class Roster:
             if node is None:
                 continue
             config = {} if message.has_error() else wire.config_of(message.content)
-            client, secret = config.get("client"), config.get("secret")
+            client, secret, examples = config.get("client"), config.get("secret"), config.get("examples")
             if (why := wire.failure(message)) is not None:
                 self._turn_away(
                     node, Stranger(wire.brief(client or f"at node {node}"), why, config.get("lost") is True)
@@ -181,19 +183,21 @@ class Roster:
                 self._turn_away(node, Stranger(wire.brief(client), "a client's id is a text of at most 200 letters"))
             elif not isinstance(secret, str) or not secret:
                 self._turn_away(node, Stranger(client, "it shows no secret"))
+            elif self.count and not (isinstance(examples, int | float) and 0 < examples < math.inf):
+                self._turn_away(node, Stranger(client, "it does not say how many examples it has"))
             elif (why := self._differs(config)) is not None:
                 self._turn_away(node, Stranger(client, why))
             elif client in self._come or client in self.nodes:
                 self._turn_away(node, Stranger(client, "another node has this id now"))
             else:
-                self._come[client] = node, secret
+                self._come[client] = node, secret, examples if self.count else None
 
     def _admit(self, ledger: Ledger) -> None:
         """Take in those that have come, if they are who they were before."""
         number = lambda client: (0, int(client), "") if client.isdecimal() else (1, 0, client)
         for client in sorted(self._come, key=number):
-            node, secret = self._come.pop(client)
-            if (why := ledger.admit(client, secret)) is not None:
+            node, secret, examples = self._come.pop(client)
+            if (why := ledger.admit(client, secret, examples)) is not None:
                 self._turn_away(node, Stranger(client, why, client not in ledger.forgotten))
             else:
                 self.nodes[client] = node

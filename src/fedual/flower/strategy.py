@@ -26,11 +26,13 @@ from fedual.flower.recount import recount
 from fedual.flower.replies import averaged, by_client, reply_of
 from fedual.flower.roster import Policy, Roster
 from fedual.posterior import Posterior
-from fedual.rounds import Schedule, begin, scheduled
+from fedual.relative import is_settled, settled
+from fedual.rounds import begin, scheduled
 from fedual.runs import evidence
 from fedual.solvers import Draws, Network, Stepper
 from fedual.solvers.draws import Mode
 from fedual.solvers.network import Trainable
+from fedual.solvers.stochastic import Schedule
 
 
 class BayesianADMM(Strategy):
@@ -83,7 +85,7 @@ class BayesianADMM(Strategy):
         local_steps: int | None = None,
         noise: Mode = "shared",
         order: Mode = "shared",
-        schedule: Schedule = "constant",
+        schedule: Schedule | None = None,
         decay: float = 1.0,
         participation: float = 1.0,
         payload: str = "full",
@@ -112,6 +114,8 @@ class BayesianADMM(Strategy):
         require_count("samples", samples, 0)
         require_positive("participation", participation, most=1.0)
         self.method = methods.build(method, **(settings or {})) if isinstance(method, str) else method
+        if schedule is None:
+            schedule = self.method.solver.schedule if isinstance(self.method.solver, Stepper) else "constant"
         if (schedule != "constant" or decay != 1) and not isinstance(self.method.solver, Stepper):
             raise InputError(f"{self.method.solver} has no learning rate: leave schedule and decay out.")
         scheduled(self.method, schedule, rounds - 1, rounds, decay)  # its smallest rate
@@ -149,7 +153,7 @@ class BayesianADMM(Strategy):
             "samples": samples, "parameters": self.ledger.server.lam_g.shape[-1],
             "loss": self.facts.get("loss"), "scale": scale, **local, **(description or {}),
         }  # fmt: skip
-        self.roster = Roster(experiment, self.facts, policy)
+        self.roster = Roster(experiment, self.facts, policy, not is_settled(self.method))
         self.history: list[dict[str, Any]] = []
         self.nonce, self.asked = "", dict[str, Message]()
 
@@ -195,12 +199,17 @@ class BayesianADMM(Strategy):
         return result
 
     @property
+    def settled(self) -> Method:
+        """The method for the clients that there are."""
+        return settled(self.method, len(self.ledger.members), self.ledger.total)
+
+    @property
     def posterior(self) -> Posterior:
         """q_g, as it is now."""
         assert self.network is not None
         family, lam_g = cast(Gaussian, self.method.family), self.ledger.server.lam_g
         model = self.config.get("model")
-        return Posterior(self.network, family, lam_g, self.method.tau, model, self.facts["loss"], self.scale)
+        return Posterior(self.network, family, lam_g, self.settled.tau, model, self.facts["loss"], self.scale)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -216,7 +225,7 @@ class BayesianADMM(Strategy):
         elif self.method.server.remembers:
             tensors["prior"] = server.prior
         shared, self.nonce, self.asked = wire.arrays(tensors), ledger.nonce, {}
-        told = {**self.told, "nonce": self.nonce, "round": server.round, "moved": server.moved}
+        told = {**self._known, "round": server.round, "moved": server.moved}
         for client in self.roster.choose(ledger, turn, self.participation):
             own = {**told, "number": ledger.numbers[client], "ack": ledger.acks.get(client)}
             self.asked[client] = Message(wire.pack(shared, own), self.roster.nodes[client], MessageType.TRAIN)
@@ -224,9 +233,8 @@ class BayesianADMM(Strategy):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Line 3 with the replies that hold; `last` says what happened."""
-        method = scheduled(
-            self.method, self.told["schedule"], self.ledger.server.round, self.rounds, self.told["decay"]
-        )
+        told, round = self.told, self.ledger.server.round
+        method = scheduled(self.settled, told["schedule"], round, self.rounds, told["decay"])
         left_out, held, up = dict.fromkeys(self.asked, "no reply in time"), list[Reply](), 0
         most = (method.dual.uploads + method.server.remembers) * self.ledger.server.lam_g.nbytes + 4096
         for client, message in by_client(replies, self.asked):
@@ -256,7 +264,7 @@ class BayesianADMM(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """λ_g for everybody who is there."""
-        told = {**self.told, "nonce": self.nonce, "round": self.ledger.server.round, "samples": self.samples}
+        told = {**self._known, "round": self.ledger.server.round, "samples": self.samples}
         own = lambda node: Message(wire.pack(arrays, told), node, MessageType.EVALUATE)
         self.asked = {client: own(node) for client, node in self.roster.nodes.items()}
         return self.asked.values()
@@ -270,6 +278,11 @@ class BayesianADMM(Strategy):
             else:
                 log(WARNING, "client %s did not evaluate: %s", client, why)
         return MetricRecord({**averaged(found)})
+
+    @property
+    def _known(self) -> dict[str, Any]:
+        """What clients are told in every message of a round."""
+        return {**self.told, "nonce": self.nonce, "clients": len(self.ledger.members), "examples": self.ledger.total}
 
     def _round(self, grid: Grid, round: int, timeout: float) -> tuple[dict[str, Any], ArrayRecord, MetricRecord]:
         """Lines 1 to 3; what happened, λ_g and the figures for Flower."""

@@ -11,6 +11,7 @@ from fedual.solvers.linear import Linear
 from fedual.solvers.minibatches import Minibatches
 from fedual.solvers.network import Network
 from fedual.solvers.point import Point
+from fedual.solvers.scale import Scale
 from fedual.solvers.sgd import SGD
 from fedual.solvers.stochastic import Stepper
 from fedual.solvers.von import VON
@@ -31,6 +32,7 @@ __all__ = [
     "Minibatches",
     "Network",
     "Point",
+    "Scale",
     "Stack",
     "Stepper",
     "moments",

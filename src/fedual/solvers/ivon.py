@@ -20,7 +20,8 @@ from torch import Tensor
 from fedual.admm import Carry, Solution, Subproblem
 from fedual.errors import InputError, require_count, require_positive, require_share
 from fedual.families import Diagonal, Family
-from fedual.solvers.stochastic import Inner, Stepper, quadratic, scale, start_mean
+from fedual.solvers.scale import Scale, units
+from fedual.solvers.stochastic import Inner, Schedule, Stepper, quadratic, scale, start_mean
 
 
 @dataclass(frozen=True)
@@ -30,24 +31,27 @@ class IVON(Stepper):
     Args:
         lr: α.
         samples: Monte-Carlo samples a step.
-        h0: h at the first step of a client whose server still sits at the prior; afterwards q starts at q_g (h = 0).
+        h0: h at the first step of a client whose server still sits at the prior, or a rule for it; afterwards q starts
+            at q_g (h = 0).
         beta1: Of the momentum g, which is carried from round to round.
         beta2: Of the curvature h.
-        clip: The preconditioned step is limited to ±clip a parameter, before the learning rate; 0 is no limit.
+        clip: The preconditioned step is limited to ±clip a parameter, before the learning rate; 0 is no limit. Where h0
+            is a rule, clip is in its units.
         debias: Divide g by 1 − β₁ᵗ, t counted over all rounds.
     """
 
     lr: float = 0.03
     samples: int = 1
-    h0: float = 0.01
+    h0: float | Scale = 0.01
     beta1: float = 0.9
     beta2: float = 0.9998
     clip: float = 1.0
     debias: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("lr", "h0"):
-            require_positive(name, getattr(self, name))
+        require_positive("lr", self.lr)
+        if not isinstance(self.h0, Scale):
+            require_positive("h0", self.h0)
         for name in ("beta1", "beta2"):
             require_share(name, getattr(self, name))
         if self.clip != 0:
@@ -58,6 +62,11 @@ class IVON(Stepper):
     def draws(self) -> int:
         """`samples`."""
         return self.samples
+
+    @property
+    def schedule(self) -> Schedule:
+        """A setting that nobody tuned has a rate that falls."""
+        return "harmonic" if isinstance(self.h0, Scale) else "constant"
 
     def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
         """No momentum, no steps taken."""
@@ -72,11 +81,16 @@ class IVON(Stepper):
             raise InputError("rho = 0: IVON needs a proximal term, its prior is q_g.")
         offset, slope = quadratic(problem)
         ess = 1 / (problem.rho * scale(problem))
-        curvature = Diagonal().precision(problem.lam_g) / ess
+        mean, curvature = start_mean(problem), Diagonal().precision(problem.lam_g) / ess
+        first, limit = self.h0, dict[str, Tensor]()
+        if isinstance(first, Scale):
+            unit = units(problem.losses, mean)
+            limit = {"limit": self.clip * unit} if self.clip else {}
+            first = 0.0 if problem.start is None else first.h0(problem.losses, mean, unit, ess, self.lr)
         if problem.start is not None:
-            curvature = curvature + self.h0
+            curvature = curvature + first
         return {
-            "mean": start_mean(problem),
+            "mean": mean,
             "curvature": curvature,  # h + δ
             "momentum": problem.carry["momentum"],
             "steps": problem.carry["steps"],
@@ -84,6 +98,7 @@ class IVON(Stepper):
             "lr": torch.full_like(ess, self.lr),
             "offset": offset,
             "slope": slope,
+            **limit,
         }
 
     def place(self, inner: Inner, noise: Tensor) -> Tensor:
@@ -99,14 +114,22 @@ class IVON(Stepper):
         curvature = curvature * (1 + x + x * x / 2)
         momentum = torch.lerp(gradient, inner["momentum"], self.beta1)
         steps = inner["steps"] + 1
-        first = momentum / (1 - self.beta1**steps)[:, None] if self.debias else momentum
-        direction = (first + inner["offset"] + slope * mean) / curvature
-        if self.clip:
+        moved = {**inner, "curvature": curvature, "momentum": momentum, "steps": steps}
+        direction = self._direction(moved)
+        if "limit" in inner:
+            direction = direction.clamp(-inner["limit"], inner["limit"])
+        elif self.clip:
             direction = direction.clamp(-self.clip, self.clip)
-        moved = {"mean": mean - inner["lr"] * direction, "curvature": curvature, "momentum": momentum, "steps": steps}
-        return {**inner, **moved}
+        return {**moved, "mean": mean - inner["lr"] * direction}
+
+    def _direction(self, inner: Inner) -> Tensor:
+        """(g + v − u m + δ (m − m_p))/(h + δ)."""
+        first = inner["momentum"] / (1 - self.beta1 ** inner["steps"])[:, None] if self.debias else inner["momentum"]
+        return (first + inner["offset"] + inner["slope"] * inner["mean"]) / inner["curvature"]
 
     def end(self, problem: Subproblem, inner: Inner) -> Solution:
         """(m, s) with s = λ (h + δ)."""
         lam = Diagonal().natural(inner["mean"], inner["ess"] * inner["curvature"])
-        return Solution(lam, {"momentum": inner["momentum"], "steps": inner["steps"]})
+        limit = inner.get("limit", self.clip)
+        limited = (self._direction(inner).abs() > limit).to(lam.dtype).mean(1) if self.clip else None
+        return Solution(lam, {"momentum": inner["momentum"], "steps": inner["steps"]}, limited=limited)

@@ -14,7 +14,7 @@ order of things.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, cast
+from typing import Any, Literal, Protocol, Self, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from fedual.families import Diagonal, Family, FixedPrecision, Gaussian, Isotropi
 from fedual.solvers import fused
 from fedual.solvers.draws import counted
 from fedual.solvers.fused import Inner, aligned
+
+Schedule = Literal["constant", "cosine", "harmonic"]
+"""Of the learning rate over rounds, see `fedual.rounds.scheduled`."""
 
 
 class Gradients(Protocol):
@@ -75,6 +78,11 @@ class Stepper(ABC):
     def draws(self) -> int:
         """Monte-Carlo samples a step; 0 takes the gradient at the mean."""
         return 0
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of the learning rate, where nobody chooses one."""
+        return "constant"
 
     @abstractmethod
     def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:

@@ -1,0 +1,71 @@
+"""Settings in units of the federation: numbers that wait until its size is known.
+
+Each client's problem, divided by N_k/τ, is (1/N_k) Σ_i E_q[ℓ_i] + (ρτ/N_k) KL(q ‖ q_g) + …: how far a client may go
+from q_g depends on ρτ/N_k, and what the server makes of it on ρK (Eq. 17 with α = 1/(1 + ρK)). With ρ = c/K and τ = νN
+the first is cν for a client of average size and the second is c, whatever K and N are.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from fedual.admm import Method
+
+
+class Relative(float):
+    """value · K^clients · N^examples, for a federation of K clients with N examples in all.
+
+    >>> Relative(8.0, clients=-1)
+    8/K
+    >>> Relative(8.0, clients=-1).at(10, 6000)
+    0.8
+    """
+
+    clients: int
+    examples: int
+
+    def __new__(cls, value: float, *, clients: int = 0, examples: int = 0) -> Self:
+        """A number and its unit."""
+        made = super().__new__(cls, value)
+        made.clients, made.examples = clients, examples
+        return made
+
+    def at(self, num_clients: int, num_examples: float) -> float:
+        """The number itself, for K clients with N examples."""
+        return float(self) * float(num_clients) ** self.clients * float(num_examples) ** self.examples
+
+    def __mul__(self, factor: float) -> Self:
+        if not isinstance(factor, int | float):
+            raise TypeError(f"{self} has no value before the federation is known: see `fedual.relative.settled`.")
+        return type(self)(float(self) * factor, clients=self.clients, examples=self.examples)
+
+    __rmul__ = __mul__
+
+    def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, int]]:
+        return (float(self),), {"clients": self.clients, "examples": self.examples}
+
+    def __repr__(self) -> str:
+        above = [f"{float(self):g}", *["K"] * self.clients, *["N"] * self.examples]
+        below = [*["K"] * -self.clients, *["N"] * -self.examples]
+        return "/".join(["*".join(above), *below])
+
+    __str__ = __repr__
+
+
+def is_settled(method: "Method") -> bool:
+    """Whether all its numbers are plain."""
+    return not any(isinstance(value, Relative) for value in _numbers(method))
+
+
+def settled(method: "Method", num_clients: int, num_examples: float) -> "Method":
+    """The method with plain numbers, for K clients with N examples in all."""
+    if is_settled(method):
+        return method
+    at = lambda value: value.at(num_clients, num_examples) if isinstance(value, Relative) else value
+    rho, tau, gamma = map(at, _numbers(method))
+    dual: Any = method.dual
+    return replace(method, rho=rho, tau=tau, dual=dual if gamma is None else replace(dual, gamma=gamma))
+
+
+def _numbers(method: "Method") -> tuple[float, float, float | None]:
+    return method.rho, method.tau, getattr(method.dual, "gamma", None)

@@ -1,0 +1,118 @@
+"""Where IVON starts, in the network's own units: one setting for MLPs and CNNs, inputs in [0, 1] or [0, 255].
+
+A layer z = Wx answers to a change of W by (RMS of the change) · RMS(x) · √fan_in. The unit of its weights is therefore
+
+    a = 1/(max(RMS(x), ½) √fan_in)                                              (for a bias x = 1)
+
+and steps are limited in multiples of it. h begins where a typical first step is step · a,
+
+    h0 = lr · RMS(g)/(step · a)                                                 (each RMS over one tensor)
+
+g being the gradient of the first batch, unless the noise σ = 1/√(λ h0) would then be out of scale: it stays between
+noise/8 and noise times RMS(W).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedual.errors import require_positive
+from fedual.solvers.minibatches import Minibatches
+
+SEEN = 64
+"""Examples of each client that say how large a layer's inputs are."""
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+OTHER = 0.2
+"""a for parameters of other layers, e.g. the scales of a normalisation, which begin at 1."""
+SMALL = 0.1
+"""Weights count as at least this part of 1/√fan_in; scales of a normalisation, as 0.1."""
+RANGE = 8
+"""The largest first noise over the smallest."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A rule for h0, and the unit in which IVON's `clip` limits a step.
+
+    Args:
+        step: A typical first step, in units of a.
+        noise: The largest first noise, in units of RMS(W).
+    """
+
+    step: float = 0.03
+    noise: float = 0.7
+
+    def __post_init__(self) -> None:
+        for name in ("step", "noise"):
+            require_positive(name, getattr(self, name))
+
+    def h0(self, losses: Minibatches, mean: Tensor, unit: Tensor, ess: Tensor, lr: float) -> Tensor:
+        """h of the first step, `(K, P)`."""
+        by_step = lr * rms(losses, losses.gradient(mean, 0)) / (self.step * unit)
+        by_noise = 1 / (ess * (self.noise * sizes(losses, mean)) ** 2)
+        return by_step.clamp(by_noise, RANGE**2 * by_noise)
+
+
+def units(losses: Minibatches, mean: Tensor) -> Tensor:
+    """a for every parameter of every client `(K, P)`, from the first examples that each of them has."""
+    network, seen = losses.network, dict[str, Tensor]()
+    rows = [losses.data.parts[k][torch.arange(SEEN) % losses.data.sizes[k]] for k in losses.clients]
+    x = losses.inputs(losses.data.x[torch.cat(rows).to(network.device)])
+
+    def look(name: str) -> Callable[..., None]:
+        def see(module: nn.Module, args: tuple[Any, ...], _: Any) -> None:
+            seen[name] = args[0].detach().square().reshape(len(losses), -1).mean(1).sqrt().clamp(min=0.5)
+
+        return see
+
+    layers = {name: layer for name, layer in network.model.named_modules() if isinstance(layer, LAYERS)}
+    with network.lock:
+        hooks = [layer.register_forward_hook(look(name)) for name, layer in layers.items()]
+        try:
+            with torch.no_grad():
+                network(mean[0], x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def unit(name: str) -> Tensor:
+        owner, _, kind = name.rpartition(".")
+        if owner not in seen:
+            return torch.full_like(mean[:, 0], OTHER)
+        root = layers[owner].weight[0].numel() ** 0.5
+        return 1 / (seen[owner] * root) if kind == "weight" else torch.full_like(mean[:, 0], 1 / root)
+
+    return _spread(losses, unit)
+
+
+def sizes(losses: Minibatches, mean: Tensor) -> Tensor:
+    """RMS(W) of every parameter's layer `(K, P)`; a bias counts as its layer's weights."""
+    parts = losses.network.split(mean)
+
+    def size(name: str) -> Tensor:
+        owner, dot, _ = name.rpartition(".")
+        weight = parts.get(f"{owner}{dot}weight", parts[name])
+        if weight.dim() < 3:
+            return torch.full_like(mean[:, 0], SMALL)
+        return weight.flatten(1).square().mean(1).sqrt().clamp(min=SMALL / weight[0, 0].numel() ** 0.5)
+
+    return _spread(losses, size)
+
+
+def rms(losses: Minibatches, values: Tensor) -> Tensor:
+    """The root mean square of each tensor's entries, for every entry `(K, P)`."""
+    parts = losses.network.split(values)
+    return _spread(losses, lambda name: parts[name].reshape(len(values), -1).square().mean(1).sqrt())
+
+
+def _spread(losses: Minibatches, number: Callable[[str], Tensor]) -> Tensor:
+    """A number for each tensor and client `(K,)`, repeated for the tensor's entries."""
+    network = losses.network
+    columns = [
+        number(name)[:, None].expand(-1, shape.numel())
+        for name, shape in zip(network.names, network.shapes, strict=True)
+    ]
+    return torch.cat(columns, 1)

@@ -1,0 +1,179 @@
+"""Settings in units of the federation, and IVON's start in units of the network."""
+
+import copy
+import pickle
+from typing import cast
+
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+from fedual import fit, methods
+from fedual.admm import Method
+from fedual.duals import Natural
+from fedual.errors import InputError
+from fedual.experiments import load
+from fedual.relative import Relative, is_settled, settled
+from fedual.rounds import scheduled
+from fedual.solvers import IVON, Clients, Draws, Minibatches, Network, Scale
+from fedual.solvers.scale import rms, sizes, units
+
+
+def mlp(seed: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(5, 7), nn.Sigmoid(), nn.Linear(7, 3)).double()
+
+
+def pairs(count: int = 3, size: int = 12, times: float = 1.0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Three classes, each around its own point."""
+    made = torch.Generator().manual_seed(1)
+    found = []
+    for _ in range(count):
+        y = torch.randint(3, (size,), generator=made)
+        x = torch.randn(size, 5, generator=made, dtype=torch.float64) + 2 * nn.functional.one_hot(y, 5)
+        found.append((times * x, y))
+    return found
+
+
+def stack(model: nn.Module, clients: list, **options) -> Minibatches:
+    return Minibatches(Network(model), Clients.from_pairs(clients), draws=Draws(0), batch_size=4, **options)
+
+
+def gamma(method: Method) -> float:
+    return cast(Natural, method.dual).gamma
+
+
+class TestRelative:
+    @pytest.mark.parametrize(
+        ("unit", "text", "value"),
+        [
+            ({"clients": -1}, "6/K", 1.5),
+            ({"examples": 1}, "6*N", 600.0),
+            ({"examples": 1, "clients": -1}, "6*N/K", 150.0),
+        ],
+    )
+    def test_a_number_and_its_unit(self, unit, text, value):
+        number = Relative(6.0, **unit)
+        assert (str(number), number.at(4, 100)) == (text, value)
+        assert cast(Relative, 0.5 * number).at(4, 100) == (number * 0.5).at(4, 100) == value / 2
+        for same in (pickle.loads(pickle.dumps(number)), copy.deepcopy(number)):
+            assert (type(same), same.at(4, 100)) == (Relative, value)
+
+    def test_it_is_never_taken_for_a_plain_number_by_mistake(self):
+        with pytest.raises(TypeError, match="8/K has no value before the federation is known"):
+            _ = Relative(8.0, clients=-1) * torch.ones(2)
+
+    @pytest.mark.parametrize("name", ["ivon-admm", "ivon-pvi"])
+    def test_what_a_client_may_do_depends_on_its_share_alone(self, name):
+        """ρτ/N_k and, for ADMM, ρK are the same for 10 clients and for 1,000, of 50 examples or of 5,000."""
+        assert not is_settled(methods.build(name))
+        of = lambda k, size: settled(methods.build(name), k, k * size)
+        radii = {(k, size): of(k, size).rho * of(k, size).tau / size for k in (10, 1000) for size in (50, 5000)}
+        assert list(radii.values()) == pytest.approx([3.2e-7] * 4)
+        assert gamma(of(10, 50)) / gamma(of(1000, 50)) == pytest.approx(100)
+        assert is_settled(of(10, 50))
+
+    def test_what_is_given_is_taken_as_it_is(self):
+        method = settled(methods.ivon_admm(rho=0.3, damping=0.5), 7, 100)
+        assert (method.rho, gamma(method), method.tau) == (0.3, 0.15, pytest.approx(4e-6))
+        method = methods.build("ivon-admm", rho=0.3, tau=0.01, h0=0.1)
+        assert settled(method, 7, 100) is method
+
+    def test_fit_settles_it(self):
+        run = fit(mlp(), pairs(4), rounds=1, local_epochs=1, device="cpu")
+        assert run.method == settled(methods.build("ivon-admm"), 4, 48)
+        assert run.config["schedule"] == "harmonic"
+        assert run.config["method"] == repr(run.method)
+
+
+class TestScale:
+    def test_units_from_inputs_and_fan_in(self):
+        """By hand: 1/(max(RMS(x), ½) √fan_in) for weights, 1/√fan_in for biases, of each client's own inputs."""
+        model, clients = mlp(), [(x * (k + 1), y) for k, (x, y) in enumerate(pairs())]
+        losses = stack(model, clients)
+        found = losses.network.split(units(losses, losses.network.initial().expand(3, -1)))
+        for k, (x, _) in enumerate(clients):
+            seen = x[torch.arange(64) % len(x)]
+            hidden = model[:2](seen).detach()
+            for layer, value, root in (("0", seen, 5**0.5), ("2", hidden, 7**0.5)):
+                size = max(0.5, float(value.square().mean().sqrt()))
+                torch.testing.assert_close(
+                    found[f"{layer}.weight"][k], torch.full_like(found[f"{layer}.weight"][k], 1 / (size * root))
+                )
+                torch.testing.assert_close(
+                    found[f"{layer}.bias"][k], torch.full_like(found[f"{layer}.bias"][k], 1 / root)
+                )
+
+    def test_the_first_step_and_the_first_noise(self):
+        """h0 = lr RMS(g)/(step a), where 1/√(λ h0) is between noise/8 and noise times the weights."""
+        losses, rule, lr = stack(mlp(), pairs()), Scale(step=0.05, noise=0.5), 0.01
+        mean = losses.network.initial().expand(3, -1)
+        unit, weights, gradient = units(losses, mean), sizes(losses, mean), rms(losses, losses.gradient(mean, 0))
+        for ess in (1e-3, 1e4, 1e9):
+            h = rule.h0(losses, mean, unit, torch.full((3, 1), ess, dtype=torch.float64), lr)
+            noise = (ess * h).rsqrt() / weights
+            assert ((noise > 0.5 / 8 - 1e-9) & (noise < 0.5 + 1e-9)).all()
+            inside = (noise > 0.5 / 8 + 1e-9) & (noise < 0.5 - 1e-9)
+            torch.testing.assert_close((lr * gradient / h / unit)[inside], torch.full_like(h[inside], 0.05))
+        layer = losses.network.split(weights)["0.weight"][0, 0, 0]
+        torch.testing.assert_close(layer, mlp().state_dict()["0.weight"].square().mean().sqrt())
+        torch.testing.assert_close(losses.network.split(weights)["0.bias"][0, 0], layer)
+
+    def test_layers_without_a_fan_in_and_weights_of_zero(self):
+        model = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 3)).double()
+        nn.init.zeros_(dict(model.named_parameters())["2.weight"])
+        losses = stack(model, pairs())
+        mean = losses.network.initial().expand(3, -1)
+        parts, weights = losses.network.split(units(losses, mean)), losses.network.split(sizes(losses, mean))
+        assert (parts["1.weight"] == 0.2).all()
+        assert (weights["1.weight"] == 0.1).all()
+        assert (weights["2.weight"] == 0.1 / 2).all()
+
+    @pytest.mark.parametrize("name", ["step", "noise"])
+    def test_settings_out_of_range(self, name):
+        with pytest.raises(InputError, match=f"{name} = 0"):
+            Scale(**{name: 0})
+
+    def test_no_step_is_longer_than_its_limit(self):
+        """After one step, λ_k = λ_g + η_k/γ; the record says how many parameters were held back."""
+        free, held = (
+            fit(mlp(), pairs(), methods.build("ivon-admm", clip=clip), 1, local_steps=1, device="cpu")
+            for clip in (0.0, 1e-6)
+        )
+        assert free.history[0]["limited"] == 0
+        assert held.history[0]["limited"] > 0.9
+        start = held.losses.network.initial()
+        eta = held.store.read(torch.arange(3))["eta"]
+        scaled_mean, scaled_precision = (held.server.prior + eta / gamma(held.method)).unbind(1)
+        steps = (scaled_mean / (-2 * scaled_precision) - start).abs()
+        limit = 0.008 * 1e-6 * units(held.losses, start.expand(3, -1))
+        assert (steps < limit * (1 + 1e-6)).all()
+        assert (steps > limit * (1 - 1e-6)).double().mean() > 0.9
+
+    @pytest.mark.parametrize("times", [1.0, 255.0])
+    @pytest.mark.parametrize("count", [2, 20])
+    def test_one_default_for_inputs_of_any_size_and_any_number_of_clients(self, times, count):
+        """As good as logistic regression on the pooled data, which is the right model for them."""
+        *clients, test = pairs(count, 60, times) + pairs(1, 600, times)
+        run = fit(mlp(), clients, rounds=15, test=test, batch_size=8, evaluate_every=15, device="cpu")
+        x, y = (torch.cat(parts).numpy() for parts in zip(*clients, strict=True))
+        pooled = LogisticRegression(max_iter=1000).fit(x / times, y)
+        expected = pooled.score(test[0].numpy() / times, test[1].numpy())
+        assert expected > 0.8
+        assert run.history[-1]["accuracy"] > expected - 0.05
+
+
+def test_the_harmonic_schedule_halves_the_rate_after_twenty_rounds():
+    method = settled(methods.ivon_admm(solver=IVON(lr=0.4)), 1, 1)
+    rate = lambda round: cast(IVON, scheduled(method, "harmonic", round, 5).solver).lr
+    assert [rate(0), rate(20), rate(60)] == pytest.approx([0.4, 0.2, 0.1])
+
+
+def test_the_preset_default_leaves_the_scenarios_settings_out():
+    tuned, plain = (load("cifar10-zenke-heterog-10", preset=preset) for preset in (None, "default"))
+    assert plain.settings == {}
+    assert plain.build() == methods.build("ivon-admm")
+    assert (tuned.train["local_epochs"], plain.train["local_epochs"]) == (25, 10)
+    assert plain.preset == "default"
