@@ -111,7 +111,12 @@ def test_filters():
 @pytest.mark.parametrize(
     ("name", "scenarios", "methods", "message"),
     [
-        ("table9", [], [], "no table 'table9': choose one of table1, table2, table3, pvi, tau, rho, why, fig2, calib"),
+        (
+            "table9",
+            [],
+            [],
+            "no table 'table9': choose one of table1, table2, table3, pvi, tau, rho, defaults, participation",
+        ),
         ("table1", ["fmnist-homog"], [], "table1 has no scenario 'fmnist-homog': did you mean 'fmnist-homog-10'?"),
         ("table3", ["xxx"], [], "table3 has no scenario 'xxx': choose one of fmnist-heterog-10."),
         ("table1", ["fmnist-homog-10", "mnist"], [], "has no scenario 'mnist'"),  # one that exists does not hide it
@@ -219,7 +224,7 @@ def test_a_run_that_diverges_leaves_a_record_that_says_so(small: dict[str, Datas
     assert missing([wild], tmp_path) == []
     for name in TABLES:  # nor does it spoil a table
         text, _ = write_report(name, [{**found, "variant": ""}], tmp_path / "tables")
-        assert text.count("diverged: seed 62: Round 1") == (name in ("table3", "pvi", "tau", "rho"))
+        assert text.count("diverged: seed 62: Round 1") == (name in ("table3", "pvi", "tau", "rho", "defaults"))
 
 
 @pytest.fixture

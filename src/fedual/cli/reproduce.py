@@ -9,7 +9,12 @@ import typer
 from fedual.cli.run import Device, Json, Root
 from fedual.errors import InputError
 
-Name = Annotated[str, typer.Argument(help="table1, table2, table3, pvi, tau, rho, why, fig2 or calibration.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="table1, table2, table3, pvi, tau, rho, why, defaults, participation, ablation, fig2 or calibration."
+    ),
+]
 Scenarios = Annotated[list[str] | None, typer.Option("--scenario", help="Run only cells of this scenario; repeatable.")]
 Methods = Annotated[
     list[str] | None, typer.Option("--method", help="Run only this method, e.g. fedavg or ivon-admm:paper; repeatable.")

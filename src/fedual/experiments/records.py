@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedual.errors import DataError, InputError
-from fedual.experiments.scenario import Scenario, load
+from fedual.experiments.scenario import DEFAULT, Scenario, load
 from fedual.runs import files
 from fedual.runs.values import plain, without_nan
 
@@ -21,7 +21,7 @@ CENTRAL = ("split.kind=homogeneous", "split.clients=1", "train.local_epochs=1", 
 """All examples in one place, an epoch a round, with one learning rate for all scenarios."""
 COLUMNS = (
     "round", "accuracy", "nll", "brier", "ece", "accuracy_mc", "nll_mc", "brier_mc", "ece_mc",
-    "refused", "shortened", "seconds", "evaluation_seconds", "bytes_up", "bytes_down",
+    "refused", "shortened", "limited", "seconds", "evaluation_seconds", "bytes_up", "bytes_down",
 )  # fmt: skip
 
 
@@ -106,6 +106,8 @@ def current(record: Record) -> bool:
     except InputError:  # a scenario, preset or setting that is no more
         return False
     same = plain({**scenario.describe(), "validation": 0.0}) == record["config"]["scenario"]
+    if scenario.preset == DEFAULT:  # which says nothing about what the defaults were
+        same = same and repr(scenario.build().solver) in record["config"]["method"]
     return same and record["config"]["rounds"] == scenario.train["rounds"]
 
 

@@ -35,6 +35,10 @@ SEEDS = (62, 63, 64)
 METHODS = ("ivon-admm", "fedavg", "fedprox", "feddyn", "fedlap", "fedlap-cov", "ivon-pvi")
 TENTHS, HUNDREDTHS = (10, 25, 50), (25, 50, 100)
 FMNIST, MNIST = ("fmnist-heterog-10", TENTHS), ("mnist-2class-100", HUNDREDTHS)
+FIRST = tuple(
+    (name, TENTHS)
+    for name in ("fmnist-heterog-100", "fmnist-homog-10", "cifar10-zenke-heterog-10", "cifar10-acar-heterog-10")
+)
 CIFAR100, SHORTENED = ("cifar100-resnet20-heterog-10", HUNDREDTHS), ("cifar10-resnet20-heterog-10", (5, 10))
 PUBLISHED = tuple((method, "paper") for method in ("fedprox", "feddyn", "fedlap"))
 """Baselines whose settings the authors published; only MNIST's are cheap enough to be run with both."""
@@ -52,6 +56,18 @@ VARIED = {
 }
 OTHERS = {"mnist": "fmnist", "fmnist": "mnist"}
 """The images that a network has not seen, by what it was trained on: stored alike, so that it can be shown them."""
+DIGITS = ("digits-heterog-10", (10, 20))
+SHARES, SHARING = (0.1, 0.3, 1.0), (("ivon-admm", "default"), ("fedavg", ""), ("feddyn", ""))
+WITHOUT = {
+    "the limit on a step": "clip=0.0",
+    "the falling rate": "train.schedule=constant",
+    "h0 from the network": "h0=0.01",
+    "rho from the number of clients": "rho=1.0",
+    "tau from the number of examples": "tau=0.01",
+    "the slow dual": "damping=1.0",
+    "shared noise": "train.noise=independent",
+}
+"""What is taken away from the defaults, one at a time, and the setting that stands in for it."""
 CHANGES = ("train.batch_size=32", "train.noise=shared", "train.order=shared", "clip=1.0", "rho=0.1,clip=1.0")
 
 
@@ -72,15 +88,17 @@ def _alone(place: tuple[str, tuple[int, ...]], *variants: str) -> Part:
     return Part(*place, tuple(("ivon-admm", variant) for variant in variants))
 
 
+def _sharing(method: str, preset: str, share: float) -> tuple[str, str]:
+    """A run with a share of the clients in each round."""
+    return method, ",".join(filter(None, (preset, f"train.participation={share}" if share < 1 else "")))
+
+
 def _varied(key: str) -> tuple[Part, ...]:
     return tuple(_alone(place, *(f"{key}={value}" for value in some)) for place, some in VARIED[key].items())
 
 
 TABLES: dict[str, tuple[Part, ...]] = {
-    "table1": tuple(
-        _whole(name, TENTHS)
-        for name in ("fmnist-heterog-100", "fmnist-homog-10", "cifar10-zenke-heterog-10", "cifar10-acar-heterog-10")
-    ),
+    "table1": tuple(_whole(*place) for place in FIRST),
     "table2": (
         _whole(*MNIST, *PUBLISHED),
         Part(*SHORTENED, (("ivon-admm", ""), ("fedavg", ""))),
@@ -90,6 +108,14 @@ TABLES: dict[str, tuple[Part, ...]] = {
     "pvi": tuple(Part(*place, (("ivon-pvi", ""), ("ivon-admm", ""))) for place in (FMNIST, MNIST, CIFAR100)),
     "tau": _varied("tau"),
     "rho": _varied("rho"),
+    "defaults": (
+        *(_alone(place, "default", "", "paper") for place in (*FIRST, FMNIST, MNIST)),
+        _alone(DIGITS, "default", ""),
+    ),
+    "participation": (Part(*MNIST, tuple(_sharing(*run, share) for share in SHARES for run in SHARING)),),
+    "ablation": tuple(
+        _alone(place, "default", *(f"default,{setting}" for setting in WITHOUT.values())) for place in (FMNIST, MNIST)
+    ),
     "why": (_alone(MNIST, "paper", *(f"paper,{change}" for change in CHANGES), ""),),
 }
 TABLES["fig2"] = TABLES["calibration"] = tuple(part for name in ("table1", "table2", "table3") for part in TABLES[name])
@@ -100,6 +126,9 @@ TITLES = {
     "pvi": "IVON-PVI and IVON-ADMM",
     "tau": "Temperature τ of IVON-ADMM",
     "rho": "Inverse step size ρ of IVON-ADMM's clients",
+    "defaults": "IVON-ADMM without a setting",
+    "participation": "A tenth, a third, and all of 100 clients a round",
+    "ablation": "The defaults of IVON-ADMM, one thing taken away at a time",
     "why": "From the authors' settings to ours",
     "fig2": "Convergence",
     "calibration": "Calibration, and images of another kind",

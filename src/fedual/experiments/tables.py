@@ -40,8 +40,8 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its name among the paper's figures, which are those of the preset `paper` too."""
-        variant = "" if self.variant == "paper" else self.variant
+        """Its name among the paper's figures, beside which both presets stand, too."""
+        variant = "" if self.variant in ("paper", "default") else self.variant
         return " ".join(filter(None, (self.method, variant, "under q_g" if self.under else "")))
 
     @property
@@ -49,7 +49,7 @@ class Row(NamedTuple):
         """Its name for people."""
         if self.variant == "central":
             return "all data in one place"
-        about = {"paper": "settings of the paper"}.get(self.variant, self.variant)
+        about = {"paper": "settings of the paper", "default": "no setting"}.get(self.variant, self.variant)
         name = METHODS[self.method][0] + (f" ({about.replace('paper,', 'the paper’s, ')})" if about else "")
         return name + (", under q_g" if self.under else "")
 
@@ -85,7 +85,10 @@ class Block(NamedTuple):
 def published(name: str) -> dict[str, Any]:
     """The paper's figures of a table, by scenario, row and metric@round."""
     text = (files("fedual.experiments") / "paper.json").read_text(encoding="utf-8")
-    return json.loads(text).get(name, {})
+    found = json.loads(text)
+    if name == "defaults":  # the same scenarios
+        return {key: value for table in ("table1", "table2", "table3") for key, value in found[table].items()}
+    return found.get(name, {})
 
 
 def records_of(part: Part, found: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
