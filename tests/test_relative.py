@@ -1,6 +1,7 @@
 """Settings in units of the federation, and IVON's start in units of the network."""
 
 import copy
+import math
 import pickle
 from typing import cast
 
@@ -17,7 +18,7 @@ from fedual.experiments import load
 from fedual.relative import Relative, is_settled, settled
 from fedual.rounds import scheduled
 from fedual.solvers import IVON, Clients, Draws, Minibatches, Network, Scale
-from fedual.solvers.scale import rms, sizes, units
+from fedual.solvers.scale import sizes, units
 
 
 def mlp(seed: int = 0) -> nn.Sequential:
@@ -106,20 +107,14 @@ class TestScale:
                     found[f"{layer}.bias"][k], torch.full_like(found[f"{layer}.bias"][k], 1 / root)
                 )
 
-    def test_the_first_step_and_the_first_noise(self):
-        """h0 = lr RMS(g)/(step a), where 1/√(λ h0) is between noise/8 and noise times the weights."""
-        losses, rule, lr = stack(mlp(), pairs()), Scale(step=0.05, noise=0.5), 0.01
+    def test_the_first_noise_is_a_part_of_the_weights(self):
+        losses, ess = stack(mlp(), pairs()), torch.tensor([[1e-3], [1.0], [1e9]], dtype=torch.float64)
         mean = losses.network.initial().expand(3, -1)
-        unit, weights, gradient = units(losses, mean), sizes(losses, mean), rms(losses, losses.gradient(mean, 0))
-        for ess in (1e-3, 1e4, 1e9):
-            h = rule.h0(losses, mean, unit, torch.full((3, 1), ess, dtype=torch.float64), lr)
-            noise = (ess * h).rsqrt() / weights
-            assert ((noise > 0.5 / 8 - 1e-9) & (noise < 0.5 + 1e-9)).all()
-            inside = (noise > 0.5 / 8 + 1e-9) & (noise < 0.5 - 1e-9)
-            torch.testing.assert_close((lr * gradient / h / unit)[inside], torch.full_like(h[inside], 0.05))
-        layer = losses.network.split(weights)["0.weight"][0, 0, 0]
-        torch.testing.assert_close(layer, mlp().state_dict()["0.weight"].square().mean().sqrt())
-        torch.testing.assert_close(losses.network.split(weights)["0.bias"][0, 0], layer)
+        noise = losses.network.split((ess * Scale(noise=0.5).h0(losses, mean, ess)).rsqrt())
+        for layer in ("0", "2"):
+            half = mlp().state_dict()[f"{layer}.weight"].square().mean().sqrt() / 2
+            for name in ("weight", "bias"):
+                torch.testing.assert_close(noise[f"{layer}.{name}"], torch.full_like(noise[f"{layer}.{name}"], half))
 
     def test_layers_without_a_fan_in_and_weights_of_zero(self):
         model = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 3)).double()
@@ -131,10 +126,9 @@ class TestScale:
         assert (weights["1.weight"] == 0.1).all()
         assert (weights["2.weight"] == 0.1 / 2).all()
 
-    @pytest.mark.parametrize("name", ["step", "noise"])
-    def test_settings_out_of_range(self, name):
-        with pytest.raises(InputError, match=f"{name} = 0"):
-            Scale(**{name: 0})
+    def test_settings_out_of_range(self):
+        with pytest.raises(InputError, match="noise = 0"):
+            Scale(noise=0)
 
     def test_no_step_is_longer_than_its_limit(self):
         """After one step, λ_k = λ_g + η_k/γ; the record says how many parameters were held back."""
@@ -148,27 +142,32 @@ class TestScale:
         eta = held.store.read(torch.arange(3))["eta"]
         scaled_mean, scaled_precision = (held.server.prior + eta / gamma(held.method)).unbind(1)
         steps = (scaled_mean / (-2 * scaled_precision) - start).abs()
-        limit = 0.008 * 1e-6 * units(held.losses, start.expand(3, -1))
+        limit = 5e-4 * 1e-6 * units(held.losses, start.expand(3, -1))
         assert (steps < limit * (1 + 1e-6)).all()
         assert (steps > limit * (1 - 1e-6)).double().mean() > 0.9
 
-    @pytest.mark.parametrize("times", [1.0, 255.0])
     @pytest.mark.parametrize("count", [2, 20])
-    def test_one_default_for_inputs_of_any_size_and_any_number_of_clients(self, times, count):
+    def test_one_default_for_any_number_of_clients(self, count):
         """As good as logistic regression on the pooled data, which is the right model for them."""
-        *clients, test = pairs(count, 60, times) + pairs(1, 600, times)
-        run = fit(mlp(), clients, rounds=15, test=test, batch_size=8, evaluate_every=15, device="cpu")
+        *clients, test = pairs(count, 60) + pairs(1, 600)
+        run = fit(mlp(), clients, rounds=20, test=test, batch_size=8, evaluate_every=20, device="cpu")
         x, y = (torch.cat(parts).numpy() for parts in zip(*clients, strict=True))
-        pooled = LogisticRegression(max_iter=1000).fit(x / times, y)
-        expected = pooled.score(test[0].numpy() / times, test[1].numpy())
+        expected = LogisticRegression(max_iter=1000).fit(x, y).score(test[0].numpy(), test[1].numpy())
         assert expected > 0.8
         assert run.history[-1]["accuracy"] > expected - 0.05
 
+    def test_inputs_that_saturate_the_network_do_no_harm(self):
+        *clients, test = pairs(3, 60, 255.0) + pairs(1, 600, 255.0)
+        run = fit(mlp(), clients, rounds=20, test=test, batch_size=8, device="cpu")
+        losses = [record["nll"] for record in run.history]
+        assert losses[-1] < losses[0]
+        assert losses[-1] < math.log(3)  # that of guessing
 
-def test_the_harmonic_schedule_halves_the_rate_after_twenty_rounds():
+
+def test_the_harmonic_schedule_halves_the_rate_after_ten_rounds():
     method = settled(methods.ivon_admm(solver=IVON(lr=0.4)), 1, 1)
     rate = lambda round: cast(IVON, scheduled(method, "harmonic", round, 5).solver).lr
-    assert [rate(0), rate(20), rate(60)] == pytest.approx([0.4, 0.2, 0.1])
+    assert [rate(0), rate(10), rate(30)] == pytest.approx([0.4, 0.2, 0.1])
 
 
 def test_the_preset_default_leaves_the_scenarios_settings_out():

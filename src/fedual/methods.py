@@ -115,13 +115,13 @@ def blr(family: Family, beta: float = 1.0, rule: Rule = Delta(), tau: float = 1.
     return Method(family, AtServer(rule), Gradient(), Relax(beta), 1.0, tau)
 
 
-UNTUNED = IVON(lr=0.008, h0=Scale(), clip=12.5)
+UNTUNED = IVON(lr=5e-4, h0=Scale(), clip=200.0)
 """IVON in the network's own units."""
 
 
 def ivon_admm(
     rho: float = Relative(8.0, clients=-1),
-    damping: float = 0.1,
+    damping: float = 0.03,
     delta: float = 1.0,
     tau: float = Relative(4e-8, examples=1),
     solver: IVON = UNTUNED,

@@ -18,7 +18,7 @@ from fedual.families import Gaussian, is_point
 from fedual.solvers import Stepper
 from fedual.solvers.stochastic import Schedule
 
-REST = 20
+REST = 10
 """Rounds after which the rate of a "harmonic" schedule is halved."""
 Rows = dict[str, Tensor]
 """Named tensors that a client keeps from round to round; with a leading axis, those of several clients."""
@@ -100,7 +100,7 @@ def finish(
 def scheduled(method: Method, schedule: Schedule, round: int, rounds: int, decay: float = 1.0) -> Method:
     """The method of round r = 0, 1, …: its learning rate times decayʳ, and the factor of the schedule.
 
-    "cosine" is ½(1 + cos(πr/rounds)); "harmonic", which need not know how many rounds there will be, 1/(1 + r/20).
+    "cosine" is ½(1 + cos(πr/rounds)); "harmonic", which need not know how many rounds there will be, 1/(1 + r/10).
     """
     if schedule not in get_args(Schedule):
         raise InputError(f"schedule = {schedule!r}: choose {', '.join(get_args(Schedule))}.")

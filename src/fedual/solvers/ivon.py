@@ -86,7 +86,7 @@ class IVON(Stepper):
         if isinstance(first, Scale):
             unit = units(problem.losses, mean)
             limit = {"limit": self.clip * unit} if self.clip else {}
-            first = 0.0 if problem.start is None else first.h0(problem.losses, mean, unit, ess, self.lr)
+            first = 0.0 if problem.start is None else first.h0(problem.losses, mean, ess)
         if problem.start is not None:
             curvature = curvature + first
         return {

@@ -4,12 +4,9 @@ A layer z = Wx answers to a change of W by (RMS of the change) · RMS(x) · √f
 
     a = 1/(max(RMS(x), ½) √fan_in)                                              (for a bias x = 1)
 
-and steps are limited in multiples of it. h begins where a typical first step is step · a,
+and steps are limited in multiples of it. h begins where the noise σ = 1/√(λ h0) is a part of the weights:
 
-    h0 = lr · RMS(g)/(step · a)                                                 (each RMS over one tensor)
-
-g being the gradient of the first batch, unless the noise σ = 1/√(λ h0) would then be out of scale: it stays between
-noise/8 and noise times RMS(W).
+    h0 = 1/(λ (noise · RMS(W))²)                                                (RMS over one tensor)
 """
 
 from collections.abc import Callable
@@ -29,8 +26,6 @@ OTHER = 0.2
 """a for parameters of other layers, e.g. the scales of a normalisation, which begin at 1."""
 SMALL = 0.1
 """Weights count as at least this part of 1/√fan_in; scales of a normalisation, as 0.1."""
-RANGE = 8
-"""The largest first noise over the smallest."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +33,17 @@ class Scale:
     """A rule for h0, and the unit in which IVON's `clip` limits a step.
 
     Args:
-        step: A typical first step, in units of a.
-        noise: The largest first noise, in units of RMS(W).
+        noise: The first noise, in units of RMS(W).
     """
 
-    step: float = 0.03
     noise: float = 0.7
 
     def __post_init__(self) -> None:
-        for name in ("step", "noise"):
-            require_positive(name, getattr(self, name))
+        require_positive("noise", self.noise)
 
-    def h0(self, losses: Minibatches, mean: Tensor, unit: Tensor, ess: Tensor, lr: float) -> Tensor:
+    def h0(self, losses: Minibatches, mean: Tensor, ess: Tensor) -> Tensor:
         """h of the first step, `(K, P)`."""
-        by_step = lr * rms(losses, losses.gradient(mean, 0)) / (self.step * unit)
-        by_noise = 1 / (ess * (self.noise * sizes(losses, mean)) ** 2)
-        return by_step.clamp(by_noise, RANGE**2 * by_noise)
+        return 1 / (ess * (self.noise * sizes(losses, mean)) ** 2)
 
 
 def units(losses: Minibatches, mean: Tensor) -> Tensor:
@@ -100,12 +90,6 @@ def sizes(losses: Minibatches, mean: Tensor) -> Tensor:
         return weight.flatten(1).square().mean(1).sqrt().clamp(min=SMALL / weight[0, 0].numel() ** 0.5)
 
     return _spread(losses, size)
-
-
-def rms(losses: Minibatches, values: Tensor) -> Tensor:
-    """The root mean square of each tensor's entries, for every entry `(K, P)`."""
-    parts = losses.network.split(values)
-    return _spread(losses, lambda name: parts[name].reshape(len(values), -1).square().mean(1).sqrt())
 
 
 def _spread(losses: Minibatches, number: Callable[[str], Tensor]) -> Tensor:
