@@ -12,7 +12,8 @@ from dataclasses import replace
 import torch
 
 from fedual import methods
-from fedual.admm import Solution, Solver, init, step
+from fedual.admm import init, step
+from fedual.contracts import Solution, Solver
 from fedual.families import Full, GaussHermite, Isotropic
 from fedual.solvers import VON, Linear, Point
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from problems import CONJUGATE, full_gaussian, linear_bits, normal, poisson_counts, rng
 
 from fedual import admm, methods
-from fedual.admm import Method, Totals, client_update, init, readmit, server_update, step, subproblem
+from fedual.admm import client_update, init, readmit, server_update, step, subproblem
+from fedual.contracts import Method, Totals
 from fedual.duals import Expectation, Natural, Zero
 from fedual.errors import DomainError, InputError
 from fedual.families import Full, kl

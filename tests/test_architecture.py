@@ -11,7 +11,7 @@ SRC = Path(__file__).parent.parent / "src" / "fedual"
 FLOORS = [
     {"errors", "_version"},
     {"families"},
-    {"admm", "duals", "servers", "solvers", "rounds", "relative"},
+    {"contracts", "admm", "duals", "servers", "solvers", "rounds", "relative"},
     {"methods", "models", "data"},
     {
         "notebook",

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from fedual import fit, methods
-from fedual.admm import Method
+from fedual.contracts import Method
 from fedual.duals import Natural
 from fedual.errors import InputError
 from fedual.experiments import load

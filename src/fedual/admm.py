@@ -10,176 +10,31 @@ three on tensors that hold every client, or those that take part in a round: onl
 and Σ_k η_k over all clients is kept as a running sum.
 """
 
-import math
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from fedual.errors import InputError, require_positive
-from fedual.families import Family, Gaussian, check, finite
+from fedual.contracts import Carry, Gathered, Losses, Method, Subproblem, Totals, num_examples, rows_of
+from fedual.errors import InputError
+from fedual.families import Gaussian, check, finite
 from fedual.relative import settled
 
-Carry = dict[str, Tensor]
-"""What a solver carries from round to round: named tensors with a leading client axis."""
-
-
-class Losses(Protocol):
-    """ℓ_1, …, ℓ_K, each a *sum* over the client's examples: what a solver makes of them is its own affair.
-
-    Where they have a `dim` or a `dtype`, it is compared with the prior's.
-    """
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, clients: Any, /) -> "Losses": ...
-
-
-class Subproblem(NamedTuple):
-    """The clients' problems min_q E_q[ℓ_k]/τ_k + ⟨η_k, μ⟩ + ρ KL(q ‖ q_g), stacked along a client axis."""
-
-    family: Family
-    losses: Any
-    eta: Tensor  # (K, R, P)
-    lam_g: Tensor  # (R, P)
-    rho: float
-    tau: Tensor  # (K,): τ, or τN_k for mean losses
-    carry: Carry
-    start: Tensor | None = None  # (P,), where an iterative solver starts while the server still sits at the prior
-
-    def select(self, clients: Any) -> "Subproblem":
-        """The problems of some of the clients (indices, a mask or a slice)."""
-        rows = {"losses": self.losses[clients], "eta": self.eta[clients], "tau": self.tau[clients]}
-        return self._replace(**rows, carry=_rows(self.carry, clients))
-
-    def tempered(self, x: Tensor) -> Tensor:
-        """x/τ_k for x `(K, ...)`."""
-        return x / self.tau.reshape(-1, *(1,) * (x.dim() - 1))
-
-
-class Solution(NamedTuple):
-    """λ_k of every client; `gradient` is ∇_μ E[ℓ_k]/τ where the solver knows it and the dual asks for it.
-
-    `limited` is the part of the parameters `(K,)` that a limit on the step held back at the end.
-    """
-
-    lam: Tensor
-    carry: Carry
-    gradient: Tensor | None = None
-    limited: Tensor | None = None
-
-    def select(self, clients: Any) -> "Solution":
-        """The solutions of some of the clients."""
-        pick = lambda value: None if value is None else value[clients]
-        return Solution(self.lam[clients], _rows(self.carry, clients), pick(self.gradient), pick(self.limited))
-
-
-class Solver(Protocol):
-    """Line 1."""
-
-    def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
-        """What is carried into the first round."""
-        ...
-
-    def __call__(self, problem: Subproblem) -> Solution:
-        """Solve the stacked problems."""
-        ...
-
-
-class Dual(Protocol):
-    """Line 2."""
-
-    uploads: ClassVar[int]
-    """How many vectors of λ's size a client sends: λ_k, and Δη_k where the server cannot infer it."""
-
-    def __call__(self, problem: Subproblem, solution: Solution) -> Tensor:
-        """The new η_k."""
-        ...
-
-
-@dataclass(frozen=True)
-class Totals:
-    """What the server learns in a round: sums over the clients that count, and nothing of any single one."""
-
-    count: int = 0  # |S|
-    weight: float = 0.0  # Σ w_k
-    lam: Tensor | float = 0.0  # Σ w_k λ_k, (R, P)
-    before: Tensor | float = 0.0  # Σ w_k λ_k as they were before this round, where the server asks for it
-    eta: Tensor | float = 0.0  # Σ change of η_k
-    gap: float = 0.0  # Σ ‖λ_k − λ_g‖²
-    limited: float = 0.0  # Σ of the parts of the parameters that a limit on the step held back
-
-    def plus(self, other: "Totals") -> "Totals":
-        """The sums over both sets of clients."""
-        return Totals(
-            self.count + other.count,
-            self.weight + other.weight,
-            self.lam + other.lam,
-            self.before + other.before,
-            self.eta + other.eta,
-            self.gap + other.gap,
-            self.limited + other.limited,
-        )
-
-    @property
-    def residual(self) -> float:
-        """‖λ_k − λ_g‖, root mean square over the clients that count."""
-        return math.sqrt(self.gap / self.count) if self.count else 0.0
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """A server's view at the end of a round."""
-
-    lam_g: Tensor
-    prior: Tensor
-    mean: Tensor  # of λ_k over the clients that count, weighted as the server asks
-    before: Tensor | float  # the same mean of the λ_k they had before
-    eta_sum: Tensor  # Σ_k η_k over all K clients, this round's included
-    eta_change: Tensor | float  # what this round added to it
-    count: int  # |S|
-    num_clients: int  # K
-    rho: float
-
-
-class Server(Protocol):
-    """Line 3."""
-
-    prior: ClassVar[bool]
-    """Whether λ_0 counts; a server without a prior starts where the network starts."""
-    weighted: ClassVar[bool]
-    """Whether clients count by their number of examples."""
-    remembers: ClassVar[bool]
-    """Whether it needs the λ_k that each client had before."""
-
-    def __call__(self, gathered: Gathered) -> Tensor:
-        """The new λ_g."""
-        ...
-
-
-@dataclass(frozen=True)
-class Method:
-    """Family × solver × dual × server, with the clients' inverse step size ρ and temperature τ.
-
-    `mean_loss` divides each client's loss by its number of examples; `delta` is the precision of the prior N(0, I/δ)
-    that a caller builds where nobody gives one.
-    """
-
-    family: Family
-    solver: Solver
-    dual: Dual
-    server: Server
-    rho: float
-    tau: float = 1.0
-    mean_loss: bool = False
-    delta: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.rho != 0:  # no proximal term, FedAvg
-            require_positive("rho", self.rho)
-        require_positive("tau", self.tau)
-        require_positive("delta", self.delta)
+__all__ = [
+    "Info",
+    "Method",
+    "State",
+    "Subproblem",
+    "Update",
+    "client_update",
+    "init",
+    "readmit",
+    "server_start",
+    "server_update",
+    "step",
+    "subproblem",
+    "total",
+]
 
 
 class State(NamedTuple):
@@ -259,7 +114,7 @@ def step(method: Method, state: State, losses: Losses, active: Tensor | None = N
         return state._replace(round=state.round + 1), Info(counted, refused, 1.0, 0.0, 0.0)
 
     problem = subproblem(
-        method, losses[clients], state.eta[clients], state.lam_g, _rows(state.solver, clients), state.start
+        method, losses[clients], state.eta[clients], state.lam_g, rows_of(state.solver, clients), state.start
     )
     update = client_update(method, problem)
     before = state.lam[clients] if method.server.remembers else None
@@ -281,7 +136,7 @@ def step(method: Method, state: State, losses: Losses, active: Tensor | None = N
         start=None if totals.count else state.start,
     )
     change = float((lam_g - state.lam_g).norm())
-    return after, Info(counted, refused, shortened, totals.residual, change, totals.limited / max(1, totals.count))
+    return after, Info(counted, refused, shortened, totals.residual, change, totals.held_back)
 
 
 def subproblem(
@@ -355,11 +210,6 @@ def server_update(
     return new, shortened
 
 
-def num_examples(losses: Losses) -> Tensor:
-    """N_k `(K,)` of the losses that know it; a loss that does not is one example."""
-    return getattr(losses, "num_examples", torch.ones(len(losses)))
-
-
 def readmit(method: Method, state: State, lost: Tensor) -> State:
     """Let clients whose η_k is lost start again, at q_g and η_k = 0, without corrupting Σ_k η_k.
 
@@ -378,10 +228,6 @@ def readmit(method: Method, state: State, lost: Tensor) -> State:
     for name, value in method.solver.init(method.family, state.prior, len(lam)).items():
         solver[name][clients] = value[clients]
     return state._replace(lam=lam, eta=eta, eta_sum=eta.sum(0), solver=solver)
-
-
-def _rows(carry: Carry, clients: Any) -> Carry:
-    return {name: value[clients] for name, value in carry.items()}
 
 
 def _check_losses(losses: Losses, state: State) -> None:

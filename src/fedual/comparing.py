@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from fedual.admm import Method
+from fedual.contracts import Method
 from fedual.errors import DivergedError, InputError
 from fedual.runs import packages
 from fedual.runs.run import Run

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedual.admm import Solution, Subproblem
+from fedual.contracts import Solution, Subproblem
 from fedual.errors import InputError, require_positive
 
 

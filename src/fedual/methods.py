@@ -29,7 +29,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedual.admm import Method, Solver
+from fedual.contracts import Method, Solver
 from fedual.duals import Expectation, Gradient, Natural, Zero
 from fedual.errors import InputError, hint, require_positive
 from fedual.families import Delta, Diagonal, Family, FixedPrecision, Full, Isotropic, Rule

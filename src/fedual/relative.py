@@ -6,10 +6,9 @@ the first is cν for a client of average size and the second is c, whatever K an
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-if TYPE_CHECKING:
-    from fedual.admm import Method
+from fedual.contracts import Method
 
 
 class Relative(float):
@@ -52,12 +51,12 @@ class Relative(float):
     __str__ = __repr__
 
 
-def is_settled(method: "Method") -> bool:
+def is_settled(method: Method) -> bool:
     """Whether all its numbers are plain."""
     return not any(isinstance(value, Relative) for value in _numbers(method))
 
 
-def settled(method: "Method", num_clients: int, num_examples: float) -> "Method":
+def settled(method: Method, num_clients: int, num_examples: float) -> Method:
     """The method with plain numbers, for K clients with N examples in all."""
     if is_settled(method):
         return method
@@ -67,5 +66,5 @@ def settled(method: "Method", num_clients: int, num_examples: float) -> "Method"
     return replace(method, rho=rho, tau=tau, dual=dual if gamma is None else replace(dual, gamma=gamma))
 
 
-def _numbers(method: "Method") -> tuple[float, float, float | None]:
+def _numbers(method: Method) -> tuple[float, float, float | None]:
     return method.rho, method.tau, getattr(method.dual, "gamma", None)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedual import admm
-from fedual.admm import Info, Method, Subproblem, Totals, Update
+from fedual.admm import Info, Update
+from fedual.contracts import Method, Subproblem, Totals
 from fedual.duals import Zero
 from fedual.errors import InputError, require_positive
 from fedual.families import Gaussian, is_point
@@ -91,8 +92,7 @@ def finish(
     lam_g, shortened = admm.server_update(method, server.lam_g, server.prior, eta_sum, totals, len(counted))
     took_part = torch.zeros_like(counted).index_fill(0, active, True)
     change = float((lam_g - server.lam_g).norm())
-    limited = totals.limited / max(1, totals.count)
-    info = Info(counted, took_part & ~counted, shortened, totals.residual, change, limited)
+    info = Info(counted, took_part & ~counted, shortened, totals.residual, change, totals.held_back)
     moved = server.moved or totals.count > 0
     return server._replace(lam_g=lam_g, eta_sum=eta_sum, round=server.round + 1, moved=moved), info
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedual.admm import Gathered
+from fedual.contracts import Gathered
 from fedual.errors import require_positive
 
 

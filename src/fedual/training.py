@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from fedual.admm import Method
+from fedual.contracts import Method
 from fedual.errors import InputError, require_count, require_positive
 from fedual.methods import build
 from fedual.notebook import watchers

@@ -11,7 +11,8 @@ from harness import ENGINES, NUM, last, near_all, networks
 from problems import normal
 
 from fedual import methods
-from fedual.admm import Method, init, step
+from fedual.admm import init, step
+from fedual.contracts import Method
 from fedual.families import Diagonal
 from fedual.servers import Blend
 from fedual.simulate.state import begin

@@ -13,7 +13,8 @@ from papers import DATA, DIM, EVERYBODY, EYE, NUM, SOME, START, C, H, N
 from torch import nn
 
 from fedual import methods
-from fedual.admm import Method, init, step
+from fedual.admm import init, step
+from fedual.contracts import Method
 from fedual.families import Diagonal
 from fedual.simulate.state import begin
 from fedual.solvers import SGD, Clients, Laplace, Minibatches, Network, Point, Stack

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedual import methods
-from fedual.admm import Method
+from fedual.contracts import Method
 from fedual.duals import Natural
 from fedual.families import Diagonal, GaussHermite
 from fedual.flower import BayesianADMM, Policy, client_app, wire

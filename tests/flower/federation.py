@@ -10,7 +10,7 @@ from flwr.app import Message, MessageType
 from here import Between, Here
 from problems import normal, rng
 
-from fedual.admm import Method
+from fedual.contracts import Method
 from fedual.duals import Natural
 from fedual.families import Diagonal
 from fedual.flower import BayesianADMM, Policy, client_app, wire

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import fedual
 from fedual import admm, methods
-from fedual.admm import Method
+from fedual.contracts import Method
 from fedual.duals import Natural
 from fedual.families import Full, GaussHermite, Isotropic
 from fedual.flower import BayesianADMM, Policy, client_app

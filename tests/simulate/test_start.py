@@ -12,7 +12,7 @@ from problems import normal
 from torch import Tensor
 
 from fedual import admm, methods
-from fedual.admm import Method, Solution, Subproblem
+from fedual.contracts import Method, Solution, Subproblem
 from fedual.duals import Natural
 from fedual.families import Diagonal
 from fedual.relative import settled

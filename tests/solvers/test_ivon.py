@@ -9,7 +9,7 @@ import torch
 from problems import normal, rng
 from torch import nn
 
-from fedual.admm import Subproblem
+from fedual.contracts import Subproblem
 from fedual.errors import InputError
 from fedual.families import Diagonal, Isotropic
 from fedual.solvers import IVON

@@ -4,7 +4,7 @@ import pytest
 import torch
 from problems import full_gaussian, logistic, normal, poisson_counts, quadratics, rng
 
-from fedual.admm import Subproblem
+from fedual.contracts import Subproblem
 from fedual.errors import DomainError, InputError, NotConvergedError
 from fedual.families import (
     Bernoulli,

@@ -34,7 +34,7 @@ from fedual.experiments.schema import (
 )
 
 if TYPE_CHECKING:
-    from fedual.admm import Method
+    from fedual.contracts import Method
 
 Table = dict[str, Any]
 DEFAULT = "default"

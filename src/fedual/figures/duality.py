@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedual import methods
-from fedual.admm import Losses, Method, State, init, step
+from fedual.admm import State, init, step
+from fedual.contracts import Losses, Method
 from fedual.families import Full
 from fedual.figures.common import BLUE, FAINT, INK, RED, Drawing, Options, canvas
 from fedual.solvers import Conjugate, Exact, Point, Stack

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fedual import methods
-from fedual.admm import Method, init, step
+from fedual.admm import init, step
+from fedual.contracts import Method
 from fedual.duals import Natural
 from fedual.errors import FedualError
 from fedual.families import Diagonal, Full, Gaussian, MonteCarlo, kl

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedual import methods
-from fedual.admm import Method, init, step
+from fedual.admm import init, step
+from fedual.contracts import Method
 from fedual.families import Full, GaussHermite, Isotropic
 from fedual.figures.common import BLUE, GREY, INK, RED, Drawing, Options, canvas
 from fedual.solvers import VON, Linear, Point

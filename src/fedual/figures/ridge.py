@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fedual import methods
-from fedual.admm import Method, init, step
+from fedual.admm import init, step
+from fedual.contracts import Method
 from fedual.families import Full, Isotropic
 from fedual.figures.common import BLUE, GREEN, RED, Drawing, Options, canvas, handwriting
 from fedual.solvers import Conjugate, Exact, Linear

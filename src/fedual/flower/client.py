@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedual import methods
 from fedual._version import __version__
-from fedual.admm import Method, num_examples
+from fedual.contracts import Method, num_examples
 from fedual.errors import FedualError, InputError
 from fedual.evaluate import evaluate
 from fedual.families import Gaussian

@@ -18,7 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedual.admm import Info, Method, Totals
+from fedual.admm import Info
+from fedual.contracts import Method, Totals
 from fedual.duals import Natural, Zero
 from fedual.errors import DataError, InputError
 from fedual.families import finite, inner

@@ -14,7 +14,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedual.admm import Method
+from fedual.contracts import Method
 from fedual.duals import Zero
 from fedual.errors import FedualError, InputError
 from fedual.flower import wire

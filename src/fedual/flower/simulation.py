@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedual.admm import Method
+from fedual.contracts import Method
 from fedual.errors import FedualError, InputError
 from fedual.flower.client import client_app
 from fedual.flower.roster import Policy

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fedual import admm
-from fedual.admm import Method, Solution, Update, num_examples, server_start
+from fedual.admm import Update, server_start
+from fedual.contracts import Method, Solution, num_examples
 from fedual.duals import Natural, Zero
 from fedual.errors import DomainError, InputError
 from fedual.flower.payload import encode

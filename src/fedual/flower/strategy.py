@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
 from fedual import methods
-from fedual.admm import Method
+from fedual.contracts import Method
 from fedual.errors import DivergedError, FedualError, InputError, require_count, require_positive
 from fedual.evaluate import evaluate
 from fedual.families import Gaussian, is_point

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from fedual.admm import Info, Method
+from fedual.admm import Info
+from fedual.contracts import Method
 from fedual.errors import DivergedError, DomainError
 from fedual.evaluate import evaluate
 from fedual.families import Gaussian

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedual import admm
-from fedual.admm import Carry, Info, Method, Solution, Subproblem, Totals
+from fedual.admm import Info
+from fedual.contracts import Carry, Method, Solution, Subproblem, Totals
 from fedual.errors import InputError
 from fedual.families import Family
 from fedual.rounds import ServerState, finish, problem_of, rows_of

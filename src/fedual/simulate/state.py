@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedual import rounds
-from fedual.admm import Method
+from fedual.contracts import Method
 from fedual.rounds import ServerState
 from fedual.simulate.store import Store, create
 

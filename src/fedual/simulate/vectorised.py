@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fedual import admm
-from fedual.admm import Info, Method, Totals, Update
+from fedual.admm import Info, Update
+from fedual.contracts import Method, Totals
 from fedual.rounds import ServerState, finish, problem_of, rows_of
 from fedual.simulate.state import free_memory
 from fedual.simulate.store import Store

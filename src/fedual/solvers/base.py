@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedual.admm import Carry, Subproblem
+from fedual.contracts import Carry, Subproblem
 from fedual.errors import DomainError, InputError, NotConvergedError
 from fedual.families import Curvature, Delta, Family, Gaussian, Rule, inner, kl, log_prob
 

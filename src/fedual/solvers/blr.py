@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedual.admm import Solution, Subproblem
+from fedual.contracts import Solution, Subproblem
 from fedual.errors import require_positive
 from fedual.families import Delta, Family, GaussHermite, Rule, inner, kl
 from fedual.solvers.base import (

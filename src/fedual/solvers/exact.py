@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedual.admm import Solution, Subproblem
+from fedual.contracts import Solution, Subproblem
 from fedual.errors import InputError
 from fedual.families import Family, inner
 from fedual.solvers.base import Stateless, stationary

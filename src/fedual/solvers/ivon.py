@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedual.admm import Carry, Solution, Subproblem
+from fedual.contracts import Carry, Solution, Subproblem
 from fedual.errors import InputError, require_count, require_positive, require_share
 from fedual.families import Diagonal, Family
 from fedual.solvers.scale import Scale, units

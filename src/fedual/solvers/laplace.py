@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedual.admm import Solution, Subproblem
+from fedual.contracts import Solution, Subproblem
 from fedual.errors import InputError
 from fedual.families import Diagonal, Family
 from fedual.solvers.sgd import SGD

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedual.admm import Solution, Subproblem
+from fedual.contracts import Solution, Subproblem
 from fedual.errors import InputError
 from fedual.families import Curvature, Delta, FixedPrecision, Isotropic, Rule
 from fedual.solvers.base import Stateless, moments, not_converged, require_finite, start, tolerance

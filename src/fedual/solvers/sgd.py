@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedual.admm import Carry, Solution, Subproblem
+from fedual.contracts import Carry, Solution, Subproblem
 from fedual.errors import InputError, require_positive, require_share
 from fedual.families import Family, Gaussian, Isotropic, is_point
 from fedual.solvers.stochastic import Inner, Stepper, quadratic, scale, start_mean

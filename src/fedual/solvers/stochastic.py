@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, Self, cast
 import torch
 from torch import Tensor
 
-from fedual.admm import Carry, Solution, Subproblem, num_examples
+from fedual.contracts import Carry, Solution, Subproblem, num_examples
 from fedual.errors import InputError
 from fedual.families import Diagonal, Family, FixedPrecision, Gaussian, Isotropic
 from fedual.solvers import fused
