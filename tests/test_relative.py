@@ -17,7 +17,7 @@ from fedual.errors import InputError
 from fedual.experiments import load
 from fedual.relative import Relative, is_settled, settled
 from fedual.rounds import scheduled
-from fedual.solvers import IVON, Clients, Draws, Minibatches, Network, Scale
+from fedual.solvers import IVON, Clients, Draws, Gain, Minibatches, Network, Noise, Units
 from fedual.solvers.scale import sizes, units
 
 
@@ -57,10 +57,11 @@ class TestRelative:
     )
     def test_a_number_and_its_unit(self, unit, text, value):
         number = Relative(6.0, **unit)
-        assert (str(number), number.at(4, 100)) == (text, value)
-        assert cast(Relative, 0.5 * number).at(4, 100) == (number * 0.5).at(4, 100) == value / 2
+        of = lambda number: number.at(4, 100)
+        assert (str(number), of(number)) == (text, value)
+        assert of(0.5 * number) == of(number * 0.5) == value / 2
         for same in (pickle.loads(pickle.dumps(number)), copy.deepcopy(number)):
-            assert (type(same), same.at(4, 100)) == (Relative, value)
+            assert (type(same), of(same)) == (Relative, value)
 
     def test_it_is_never_taken_for_a_plain_number_by_mistake(self):
         with pytest.raises(TypeError, match="8/K has no value before the federation is known"):
@@ -72,14 +73,14 @@ class TestRelative:
         assert not is_settled(methods.build(name))
         of = lambda k, size: settled(methods.build(name), k, k * size)
         radii = {(k, size): of(k, size).rho * of(k, size).tau / size for k in (10, 1000) for size in (50, 5000)}
-        assert list(radii.values()) == pytest.approx([3.2e-7] * 4)
+        assert list(radii.values()) == pytest.approx([8e-7] * 4)
         assert gamma(of(10, 50)) / gamma(of(1000, 50)) == pytest.approx(100)
         assert is_settled(of(10, 50))
 
     def test_what_is_given_is_taken_as_it_is(self):
         method = settled(methods.ivon_admm(rho=0.3, damping=0.5), 7, 100)
         assert (method.rho, gamma(method), method.tau) == (0.3, 0.15, pytest.approx(4e-6))
-        method = methods.build("ivon-admm", rho=0.3, tau=0.01, h0=0.1)
+        method = methods.build("ivon-admm", rho=0.3, tau=0.01, lr=0.1)
         assert settled(method, 7, 100) is method
 
     def test_fit_settles_it(self):
@@ -110,11 +111,32 @@ class TestScale:
     def test_the_first_noise_is_a_part_of_the_weights(self):
         losses, ess = stack(mlp(), pairs()), torch.tensor([[1e-3], [1.0], [1e9]], dtype=torch.float64)
         mean = losses.network.initial().expand(3, -1)
-        noise = losses.network.split((ess * Scale(noise=0.5).h0(losses, mean, ess)).rsqrt())
+        noise = losses.network.split((ess * Noise(0.5).h0(losses, mean, ess)).rsqrt())
         for layer in ("0", "2"):
             half = mlp().state_dict()[f"{layer}.weight"].square().mean().sqrt() / 2
             for name in ("weight", "bias"):
                 torch.testing.assert_close(noise[f"{layer}.{name}"], torch.full_like(noise[f"{layer}.{name}"], half))
+
+    def test_the_rate_of_a_round_is_shared_by_its_steps(self):
+        """α = gain/(λS), at most 0.1, with S = 2 epochs of 3, 1 and 25 batches of 4."""
+        losses = stack(mlp(), [pairs(1, size)[0] for size in (12, 3, 100)], local_epochs=2)
+        ess = torch.tensor([[10.0], [1.0], [5.0]], dtype=torch.float64)
+        found = (Gain(2.0) * 3).rate(losses, ess)
+        torch.testing.assert_close(found, ess.new_tensor([[6 / (10 * 6)], [0.1], [6 / (5 * 50)]]))
+        assert str(3 * Gain(2.0)) == "6/λS"
+
+    @pytest.mark.parametrize("given", [{"rho": 0.7}, {"tau": 1e-7}, {"rho": 3.0, "tau": 1e-8}])
+    def test_the_first_step_does_not_depend_on_rho_and_tau(self, given):
+        """Its noise is a part of the weights, and α/(h + δ) does not have λ in it, as long as h is h0."""
+
+        def means(**settings) -> torch.Tensor:
+            method = methods.build("ivon-admm", lr=Gain(10.0), beta2=1 - 1e-12, clip=0.0, **settings)
+            run = fit(mlp(), pairs(), method, 1, local_steps=1, device="cpu")
+            eta = run.store.read(torch.arange(3))["eta"]
+            scaled_mean, scaled_precision = (run.server.prior + eta / gamma(run.method)).unbind(1)
+            return scaled_mean / (-2 * scaled_precision) - run.losses.network.initial()
+
+        torch.testing.assert_close(means(**given), means(), rtol=1e-3, atol=1e-6)
 
     def test_layers_without_a_fan_in_and_weights_of_zero(self):
         model = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 3)).double()
@@ -127,14 +149,14 @@ class TestScale:
         assert (weights["2.weight"] == 0.1 / 2).all()
 
     def test_settings_out_of_range(self):
-        with pytest.raises(InputError, match="noise = 0"):
-            Scale(noise=0)
+        with pytest.raises(InputError, match="h0 = 0"):
+            IVON(h0=Noise(0.0))
 
     def test_no_step_is_longer_than_its_limit(self):
         """After one step, λ_k = λ_g + η_k/γ; the record says how many parameters were held back."""
         free, held = (
             fit(mlp(), pairs(), methods.build("ivon-admm", clip=clip), 1, local_steps=1, device="cpu")
-            for clip in (0.0, 1e-6)
+            for clip in (0.0, Units(1e-6))
         )
         assert free.history[0]["limited"] == 0
         assert held.history[0]["limited"] > 0.9
@@ -142,7 +164,7 @@ class TestScale:
         eta = held.store.read(torch.arange(3))["eta"]
         scaled_mean, scaled_precision = (held.server.prior + eta / gamma(held.method)).unbind(1)
         steps = (scaled_mean / (-2 * scaled_precision) - start).abs()
-        limit = 5e-4 * 1e-6 * units(held.losses, start.expand(3, -1))
+        limit = 1e-6 * units(held.losses, start.expand(3, -1))
         assert (steps < limit * (1 + 1e-6)).all()
         assert (steps > limit * (1 - 1e-6)).double().mean() > 0.9
 

@@ -35,7 +35,7 @@ from fedual.errors import InputError, hint, require_positive
 from fedual.families import Delta, Diagonal, Family, FixedPrecision, Full, Isotropic, Rule
 from fedual.relative import Relative
 from fedual.servers import Average, Blend, Consensus, Relax, Track
-from fedual.solvers import IVON, SGD, VON, AtServer, Laplace, Point, Scale, Stepper
+from fedual.solvers import IVON, SGD, VON, AtServer, Gain, Laplace, Noise, Point, Stepper, Units
 
 
 def admm(rho: float = 1.0, delta: float = 1.0, solver: Solver = Point(), tau: float = 1.0) -> Method:
@@ -115,12 +115,12 @@ def blr(family: Family, beta: float = 1.0, rule: Rule = Delta(), tau: float = 1.
     return Method(family, AtServer(rule), Gradient(), Relax(beta), 1.0, tau)
 
 
-UNTUNED = IVON(lr=5e-4, h0=Scale(), clip=200.0)
+UNTUNED = IVON(lr=Gain(1e6), h0=Noise(0.7), clip=Units(0.03))
 """IVON in the network's own units."""
 
 
 def ivon_admm(
-    rho: float = Relative(8.0, clients=-1),
+    rho: float = Relative(20.0, clients=-1),
     damping: float = 0.03,
     delta: float = 1.0,
     tau: float = Relative(4e-8, examples=1),
@@ -141,7 +141,7 @@ def ivon_admm(
 def ivon_pvi(
     damping: float = Relative(1.0, clients=-1),
     delta: float = 1.0,
-    tau: float = Relative(3.2e-7, clients=-1, examples=1),
+    tau: float = Relative(8e-7, clients=-1, examples=1),
     solver: IVON = UNTUNED,
 ) -> Method:
     """Partitioned variational inference with diagonal Gaussians by IVON, damped.

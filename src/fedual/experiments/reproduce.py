@@ -62,6 +62,7 @@ WITHOUT = {
     "the limit on a step": "clip=0.0",
     "the falling rate": "train.schedule=constant",
     "h0 from the network": "h0=0.01",
+    "the rate from the number of steps": "lr=0.001",
     "rho from the number of clients": "rho=1.0",
     "tau from the number of examples": "tau=0.01",
     "the slow dual": "damping=1.0",

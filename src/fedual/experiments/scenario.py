@@ -212,11 +212,11 @@ def _laid_over(below: Table, above: Table) -> Table:
 
 def _types(defaults: Table) -> dict[str, type | None]:
     """The types that settings take after their defaults: None says nothing, and TOML writes tuples as lists."""
-    from fedual.relative import Relative
-    from fedual.solvers import Scale
-
-    kinds = {type(None): None, tuple: list, Relative: float, Scale: float}
-    return {key: kinds.get(type(value), type(value)) for key, value in defaults.items()}
+    kinds = {type(None): None, tuple: list}
+    return {
+        key: float if isinstance(value, float) else kinds.get(type(value), type(value))  # rules are floats, too
+        for key, value in defaults.items()
+    }
 
 
 def _shipped():

@@ -11,7 +11,7 @@ from fedual.solvers.linear import Linear
 from fedual.solvers.minibatches import Minibatches
 from fedual.solvers.network import Network
 from fedual.solvers.point import Point
-from fedual.solvers.scale import Scale
+from fedual.solvers.scale import Gain, Noise, Units
 from fedual.solvers.sgd import SGD
 from fedual.solvers.stochastic import Stepper
 from fedual.solvers.von import VON
@@ -26,15 +26,17 @@ __all__ = [
     "Conjugate",
     "Draws",
     "Exact",
+    "Gain",
     "Laplace",
     "Linear",
     "Loss",
     "Minibatches",
     "Network",
+    "Noise",
     "Point",
-    "Scale",
     "Stack",
     "Stepper",
+    "Units",
     "moments",
     "natural_gradient",
 ]

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedual.contracts import Carry, Solution, Subproblem
 from fedual.errors import InputError, require_count, require_positive, require_share
 from fedual.families import Diagonal, Family
-from fedual.solvers.scale import Scale, units
+from fedual.solvers.scale import Gain, Noise, Units
 from fedual.solvers.stochastic import Inner, Schedule, Stepper, quadratic, scale, start_mean
 
 
@@ -29,20 +29,20 @@ class IVON(Stepper):
     """Algorithm 2.
 
     Args:
-        lr: α.
+        lr: α, or a rule for it.
         samples: Monte-Carlo samples a step.
         h0: h at the first step of a client whose server still sits at the prior, or a rule for it; afterwards q starts
             at q_g (h = 0).
         beta1: Of the momentum g, which is carried from round to round.
         beta2: Of the curvature h.
-        clip: The preconditioned step is limited to ±clip a parameter, before the learning rate; 0 is no limit. Where h0
-            is a rule, clip is in its units.
+        clip: The preconditioned step is limited to ±clip a parameter, before the learning rate, or by a rule; 0 is no
+            limit.
         debias: Divide g by 1 − β₁ᵗ, t counted over all rounds.
     """
 
     lr: float = 0.03
     samples: int = 1
-    h0: float | Scale = 0.01
+    h0: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.9998
     clip: float = 1.0
@@ -50,8 +50,7 @@ class IVON(Stepper):
 
     def __post_init__(self) -> None:
         require_positive("lr", self.lr)
-        if not isinstance(self.h0, Scale):
-            require_positive("h0", self.h0)
+        require_positive("h0", self.h0)
         for name in ("beta1", "beta2"):
             require_share(name, getattr(self, name))
         if self.clip != 0:
@@ -66,7 +65,7 @@ class IVON(Stepper):
     @property
     def schedule(self) -> Schedule:
         """A setting that nobody tuned has a rate that falls."""
-        return "harmonic" if isinstance(self.h0, Scale) else "constant"
+        return "harmonic" if isinstance(self.lr, Gain) else "constant"
 
     def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
         """No momentum, no steps taken."""
@@ -82,12 +81,10 @@ class IVON(Stepper):
         offset, slope = quadratic(problem)
         ess = 1 / (problem.rho * scale(problem))
         mean, curvature = start_mean(problem), Diagonal().precision(problem.lam_g) / ess
-        first, limit = self.h0, dict[str, Tensor]()
-        if isinstance(first, Scale):
-            unit = units(problem.losses, mean)
-            limit = {"limit": self.clip * unit} if self.clip else {}
-            first = 0.0 if problem.start is None else first.h0(problem.losses, mean, ess)
+        lr = self.lr.rate(problem.losses, ess) if isinstance(self.lr, Gain) else torch.full_like(ess, self.lr)
+        limit = {"limit": self.clip.limit(problem.losses, mean, lr)} if isinstance(self.clip, Units) else {}
         if problem.start is not None:
+            first = self.h0.h0(problem.losses, mean, ess) if isinstance(self.h0, Noise) else self.h0
             curvature = curvature + first
         return {
             "mean": mean,
@@ -95,7 +92,7 @@ class IVON(Stepper):
             "momentum": problem.carry["momentum"],
             "steps": problem.carry["steps"],
             "ess": ess,
-            "lr": torch.full_like(ess, self.lr),
+            "lr": lr,
             "offset": offset,
             "slope": slope,
             **limit,

@@ -7,16 +7,19 @@ A layer z = Wx answers to a change of W by (RMS of the change) · RMS(x) · √f
 and steps are limited in multiples of it. h begins where the noise σ = 1/√(λ h0) is a part of the weights:
 
     h0 = 1/(λ (noise · RMS(W))²)                                                (RMS over one tensor)
+
+and the learning rate is such that the S steps that a client takes in a round, all with a gradient g, add up to
+gain · (noise · RMS(W))² g, whatever λ and S are:
+
+    α = gain/(λ S), at most 0.1
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from fedual.errors import require_positive
 from fedual.solvers.minibatches import Minibatches
 
 SEEN = 64
@@ -24,26 +27,56 @@ SEEN = 64
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 OTHER = 0.2
 """a for parameters of other layers, e.g. the scales of a normalisation, which begin at 1."""
+FASTEST = 0.1
+"""α, at most: where λ h is the curvature of the loss, steps with α > 1 overshoot."""
 SMALL = 0.1
 """Weights count as at least this part of 1/√fan_in; scales of a normalisation, as 0.1."""
 
 
-@dataclass(frozen=True)
-class Scale:
-    """A rule for h0, and the unit in which IVON's `clip` limits a step.
+class _Rule(float):
+    """A number in units that the network and its data decide; where a plain one is given, that is taken as it is."""
 
-    Args:
-        noise: The first noise, in units of RMS(W).
-    """
+    unit: ClassVar[str]
 
-    noise: float = 0.7
+    def __mul__(self, factor: float) -> Self:
+        return type(self)(float(self) * factor)
 
-    def __post_init__(self) -> None:
-        require_positive("noise", self.noise)
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return f"{float(self):g}{self.unit}"
+
+    __str__ = __repr__
+
+
+class Noise(_Rule):
+    """A rule for h0: the first noise, as a part of the weights."""
+
+    unit = "·RMS(W)"
 
     def h0(self, losses: Minibatches, mean: Tensor, ess: Tensor) -> Tensor:
         """h of the first step, `(K, P)`."""
-        return 1 / (ess * (self.noise * sizes(losses, mean)) ** 2)
+        return 1 / (ess * (float(self) * sizes(losses, mean)) ** 2)
+
+
+class Gain(_Rule):
+    """A rule for the learning rate: that of a round's steps together."""
+
+    unit = "/λS"
+
+    def rate(self, losses: Minibatches, ess: Tensor) -> Tensor:
+        """α of each client, shaped as λ."""
+        return (float(self) / (ess * ess.new_tensor(losses.steps)[:, None])).clamp(max=FASTEST)
+
+
+class Units(_Rule):
+    """A rule for `clip`: a limit on the whole step, in multiples of a."""
+
+    unit = "·a"
+
+    def limit(self, losses: Minibatches, mean: Tensor, rate: Tensor) -> Tensor:
+        """The limit before the learning rate, of every parameter of every client `(K, P)`."""
+        return float(self) * units(losses, mean) / rate
 
 
 def units(losses: Minibatches, mean: Tensor) -> Tensor:
