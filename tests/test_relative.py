@@ -17,7 +17,7 @@ from fedual.errors import InputError
 from fedual.experiments import load
 from fedual.relative import Relative, is_settled, settled
 from fedual.rounds import scheduled
-from fedual.solvers import IVON, Clients, Draws, Gain, Minibatches, Network, Noise, Units
+from fedual.solvers import IVON, Clients, Draws, Gain, Minibatches, Network, Noise, Reach, Units
 from fedual.solvers.scale import sizes, units
 
 
@@ -124,6 +124,8 @@ class TestScale:
         found = (Gain(2.0) * 3).rate(losses, ess)
         torch.testing.assert_close(found, ess.new_tensor([[6 / (10 * 6)], [0.1], [6 / (5 * 50)]]))
         assert str(3 * Gain(2.0)) == "6/λS"
+        found = Reach(0.05).rate(losses, losses.network.initial().expand(3, -1))
+        torch.testing.assert_close(found, ess.new_tensor([[0.05 / 6], [0.01], [0.05 / 50]]))
 
     @pytest.mark.parametrize("given", [{"rho": 0.7}, {"tau": 1e-7}, {"rho": 3.0, "tau": 1e-8}])
     def test_the_first_step_does_not_depend_on_rho_and_tau(self, given):

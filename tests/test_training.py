@@ -202,7 +202,7 @@ class TestSettings:
             train("fedavg", decay=decay)
 
     def test_a_rate_that_would_decay_to_nothing_is_refused_before_the_first_round(self):
-        with pytest.raises(InputError, match=r"lr = 0\.0"):
+        with pytest.raises(InputError, match="lr = 0/S: it must be a positive"):
             train("fedavg", 200, decay=0.01, callbacks=[lambda run, record: pytest.fail("it started")])
 
     def test_a_resumed_run_keeps_its_decay(self, tmp_path: Path):

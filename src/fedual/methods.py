@@ -35,7 +35,10 @@ from fedual.errors import InputError, hint, require_positive
 from fedual.families import Delta, Diagonal, Family, FixedPrecision, Full, Isotropic, Rule
 from fedual.relative import Relative
 from fedual.servers import Average, Blend, Consensus, Relax, Track
-from fedual.solvers import IVON, SGD, VON, AtServer, Gain, Laplace, Noise, Point, Stepper, Units
+from fedual.solvers import IVON, SGD, VON, AtServer, Gain, Laplace, Noise, Point, Reach, Stepper, Units
+
+LOCAL = SGD(lr=Reach(0.4))
+"""Adam, whose rate goes with the number of steps in a round."""
 
 
 def admm(rho: float = 1.0, delta: float = 1.0, solver: Solver = Point(), tau: float = 1.0) -> Method:
@@ -151,7 +154,7 @@ def ivon_pvi(
     return replace(pvi(Diagonal(), solver, damping, tau), delta=delta)
 
 
-def fedavg(solver: SGD = SGD()) -> Method:
+def fedavg(solver: SGD = LOCAL) -> Method:
     """Local training and an average by number of examples (McMahan et al. 2017).
 
     Equivalence: `fedprox` with ρ = 0; with one full-batch SGD step it is gradient descent on the pooled mean loss.
@@ -159,7 +162,7 @@ def fedavg(solver: SGD = SGD()) -> Method:
     return Method(Isotropic(1.0), solver, Zero(), Average(), 0.0, mean_loss=True)
 
 
-def fedprox(rho: float = 0.01, solver: SGD = SGD()) -> Method:
+def fedprox(rho: float = 0.001, solver: SGD = LOCAL) -> Method:
     """FedAvg with ρ/2 ‖θ − θ_g‖² added to each client's mean loss (Li et al. 2020; their μ is ρ).
 
     Equivalence: with exact clients, a step of the proximal-point method on each loss, then `fedavg`'s average.
@@ -168,7 +171,7 @@ def fedprox(rho: float = 0.01, solver: SGD = SGD()) -> Method:
     return Method(Isotropic(1.0), solver, Zero(), Average(), rho, mean_loss=True)
 
 
-def feddyn(rho: float = 0.1, solver: SGD = SGD()) -> Method:
+def feddyn(rho: float = 0.01, solver: SGD = LOCAL) -> Method:
     """Dynamic regularisation: ADMM on the clients' mean losses, without a prior (Acar et al. 2021; their α is ρ).
 
     Equivalence: v_k = −∇L_k(θ_k) as they write it; at a fixed point Σ_k ∇L_k(θ_g) = 0 for clients of equal weight,
@@ -178,7 +181,7 @@ def feddyn(rho: float = 0.1, solver: SGD = SGD()) -> Method:
     return Method(Isotropic(1.0), solver, Natural(rho), Consensus(), rho, mean_loss=True)
 
 
-def fedadmm(rho: float = 0.1, server_step: float = 1.0, solver: SGD = SGD()) -> Method:
+def fedadmm(rho: float = 0.01, server_step: float = 1.0, solver: SGD = LOCAL) -> Method:
     """FedADMM (Gong et al. 2022): the server adds up the changes of θ_k + v_k/ρ.
 
     Equivalence: with everybody in every round and `server_step` 1, θ_g is the mean of θ_k + v_k/ρ: `feddyn`.
@@ -187,7 +190,9 @@ def fedadmm(rho: float = 0.1, server_step: float = 1.0, solver: SGD = SGD()) -> 
     return Method(Isotropic(1.0), solver, Natural(rho), Track(server_step), rho, mean_loss=True)
 
 
-def fedlap(delta: float = 1.0, damping: float = 0.1, tau: float = 1.0, solver: SGD = SGD()) -> Method:
+def fedlap(
+    delta: float = 1.0, damping: float = Relative(1.0, clients=-1), tau: float = 1.0, solver: SGD = LOCAL
+) -> Method:
     """PVI with means only (Swaroop et al. 2025): λ_g = λ_0 + Σ_k η_k, δ the precision of everything.
 
     Equivalence: `pvi` on `Isotropic(δ)`; at a fixed point δθ_g = −Σ_k ∇ℓ_k(θ_g)/τ, the pooled MAP estimate.
@@ -195,7 +200,9 @@ def fedlap(delta: float = 1.0, damping: float = 0.1, tau: float = 1.0, solver: S
     return pvi(Isotropic(delta), solver, damping, tau)
 
 
-def fedlap_cov(delta: float = 1.0, damping: float = 0.1, tau: float = 1.0, solver: Laplace = Laplace()) -> Method:
+def fedlap_cov(
+    delta: float = 1.0, damping: float = 0.1, tau: float = 1.0, solver: Laplace = Laplace(lr=LOCAL.lr)
+) -> Method:
     """PVI with Laplace's method at the clients: MAP and the diagonal Gauss–Newton matrix (Swaroop et al. 2025).
 
     Equivalence: `pvi` on `Diagonal` with the delta method; u_k ← (1−γ) u_k + γ h_k/τ, s_g = δ + Σ_k u_k.
@@ -261,4 +268,4 @@ def _own(name: str) -> dict[str, Any]:
 
 def _solver(name: str) -> Stepper:
     default = signature(METHODS[name]).parameters["solver"].default
-    return default if isinstance(default, Stepper) else SGD()
+    return default if isinstance(default, Stepper) else LOCAL

@@ -11,7 +11,7 @@ from fedual.solvers.linear import Linear
 from fedual.solvers.minibatches import Minibatches
 from fedual.solvers.network import Network
 from fedual.solvers.point import Point
-from fedual.solvers.scale import Gain, Noise, Units
+from fedual.solvers.scale import Gain, Noise, Reach, Units
 from fedual.solvers.sgd import SGD
 from fedual.solvers.stochastic import Stepper
 from fedual.solvers.von import VON
@@ -34,6 +34,7 @@ __all__ = [
     "Network",
     "Noise",
     "Point",
+    "Reach",
     "Stack",
     "Stepper",
     "Units",

@@ -29,6 +29,7 @@ OTHER = 0.2
 """a for parameters of other layers, e.g. the scales of a normalisation, which begin at 1."""
 FASTEST = 0.1
 """α, at most: where λ h is the curvature of the loss, steps with α > 1 overshoot."""
+FASTEST_ADAM = 0.01
 SMALL = 0.1
 """Weights count as at least this part of 1/√fan_in; scales of a normalisation, as 0.1."""
 
@@ -67,6 +68,16 @@ class Gain(_Rule):
     def rate(self, losses: Minibatches, ess: Tensor) -> Tensor:
         """α of each client, shaped as λ."""
         return (float(self) / (ess * ess.new_tensor(losses.steps)[:, None])).clamp(max=FASTEST)
+
+
+class Reach(_Rule):
+    """A rule for Adam's learning rate, which is about the length of a step: all steps of a round together reach it."""
+
+    unit = "/S"
+
+    def rate(self, losses: Minibatches, mean: Tensor) -> Tensor:
+        """The learning rate of each client `(K, 1)`, at most 0.01."""
+        return (float(self) / mean.new_tensor(losses.steps)[:, None]).clamp(max=FASTEST_ADAM)
 
 
 class Units(_Rule):

@@ -15,6 +15,7 @@ from torch.nn.functional import normalize
 from fedual.contracts import Carry, Solution, Subproblem
 from fedual.errors import InputError, require_positive, require_share
 from fedual.families import Family, Gaussian, Isotropic, is_point
+from fedual.solvers.scale import Reach
 from fedual.solvers.stochastic import Inner, Stepper, quadratic, scale, start_mean
 
 
@@ -23,7 +24,7 @@ class SGD(Stepper):
     """Stochastic gradient descent, or Adam.
 
     Args:
-        lr: The learning rate.
+        lr: The learning rate, or a rule for it.
         optimiser: "adam" or "sgd".
         momentum: Of "sgd": velocity ← momentum · velocity + gradient.
         beta1: Of "adam".
@@ -75,7 +76,9 @@ class SGD(Stepper):
         self.check(problem.family)
         offset, slope = quadratic(problem)
         mean = start_mean(problem)
-        lr = mean.new_full((len(mean), 1), self.lr)
+        lr = torch.full_like(mean[:, :1], self.lr)
+        if isinstance(self.lr, Reach):
+            lr = self.lr.rate(problem.losses, mean)
         inner = {"mean": mean, "offset": offset, "slope": slope, "lr": lr, "first": torch.zeros_like(mean)}
         if self.proximal == "norm":  # A = c v, and half of B along (m − m_g)/‖m − m_g‖
             offset, centre = scale(problem) * problem.eta[:, 0], cast(Gaussian, problem.family).mean(problem.lam_g)
