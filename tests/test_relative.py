@@ -118,12 +118,14 @@ class TestScale:
                 torch.testing.assert_close(noise[f"{layer}.{name}"], torch.full_like(noise[f"{layer}.{name}"], half))
 
     def test_the_rate_of_a_round_is_shared_by_its_steps(self):
-        """α = gain/(λS), at most 0.1, with S = 2 epochs of 3, 1 and 25 batches of 4."""
+        """α = gain/(λS), at most 0.1, with S = 2 epochs of 3, 1 and 25 batches of 4; a schedule lowers both."""
         losses = stack(mlp(), [pairs(1, size)[0] for size in (12, 3, 100)], local_epochs=2)
         ess = torch.tensor([[10.0], [1.0], [5.0]], dtype=torch.float64)
-        found = (Gain(2.0) * 3).rate(losses, ess)
+        found = Gain(6.0).rate(losses, ess)
         torch.testing.assert_close(found, ess.new_tensor([[6 / (10 * 6)], [0.1], [6 / (5 * 50)]]))
-        assert str(3 * Gain(2.0)) == "6/λS"
+        for half in (Gain(6.0) * 0.5, pickle.loads(pickle.dumps(0.5 * Gain(6.0)))):
+            torch.testing.assert_close(half.rate(losses, ess), found / 2)
+            assert str(half) == "3/λS"
         found = Reach(0.05).rate(losses, losses.network.initial().expand(3, -1))
         torch.testing.assert_close(found, ess.new_tensor([[0.05 / 6], [0.01], [0.05 / 50]]))
 

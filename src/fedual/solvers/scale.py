@@ -27,9 +27,6 @@ SEEN = 64
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 OTHER = 0.2
 """a for parameters of other layers, e.g. the scales of a normalisation, which begin at 1."""
-FASTEST = 0.1
-"""α, at most: where λ h is the curvature of the loss, steps with α > 1 overshoot."""
-FASTEST_ADAM = 0.01
 SMALL = 0.1
 """Weights count as at least this part of 1/√fan_in; scales of a normalisation, as 0.1."""
 
@@ -60,24 +57,50 @@ class Noise(_Rule):
         return 1 / (ess * (float(self) * sizes(losses, mean)) ** 2)
 
 
-class Gain(_Rule):
-    """A rule for the learning rate: that of a round's steps together."""
+class _Rate(_Rule):
+    """A learning rate in units of a round's S steps; `most` is its limit, which a schedule lowers, too."""
+
+    fastest: ClassVar[float]
+    most: float
+
+    def __new__(cls, value: float, most: float | None = None) -> Self:
+        made = super().__new__(cls, value)
+        made.most = cls.fastest if most is None else most
+        return made
+
+    def __mul__(self, factor: float) -> Self:
+        return type(self)(float(self) * factor, self.most * factor)
+
+    __rmul__ = __mul__
+
+    def shared(self, losses: Minibatches, rate: Tensor) -> Tensor:
+        """rate/S of each client `(K, 1)`, at most `most`."""
+        return (rate / rate.new_tensor(losses.steps)[:, None]).clamp(max=self.most)
+
+
+class Gain(_Rate):
+    """A rule for IVON's learning rate: that of a round's steps together.
+
+    Where λ h is the curvature of the loss, steps with α > 1 overshoot, so that 0.1 is the most.
+    """
 
     unit = "/λS"
+    fastest = 0.1
 
     def rate(self, losses: Minibatches, ess: Tensor) -> Tensor:
         """α of each client, shaped as λ."""
-        return (float(self) / (ess * ess.new_tensor(losses.steps)[:, None])).clamp(max=FASTEST)
+        return self.shared(losses, float(self) / ess)
 
 
-class Reach(_Rule):
+class Reach(_Rate):
     """A rule for Adam's learning rate, which is about the length of a step: all steps of a round together reach it."""
 
     unit = "/S"
+    fastest = 0.01
 
     def rate(self, losses: Minibatches, mean: Tensor) -> Tensor:
-        """The learning rate of each client `(K, 1)`, at most 0.01."""
-        return (float(self) / mean.new_tensor(losses.steps)[:, None]).clamp(max=FASTEST_ADAM)
+        """The learning rate of each client `(K, 1)`."""
+        return self.shared(losses, torch.full_like(mean[:, :1], self))
 
 
 class Units(_Rule):
