@@ -100,7 +100,7 @@ class Reach(_Rate):
 
     def rate(self, losses: Minibatches, mean: Tensor) -> Tensor:
         """The learning rate of each client `(K, 1)`."""
-        return self.shared(losses, torch.full_like(mean[:, :1], self))
+        return self.shared(losses, mean.new_full((len(mean), 1), self))
 
 
 class Units(_Rule):

@@ -76,7 +76,7 @@ class SGD(Stepper):
         self.check(problem.family)
         offset, slope = quadratic(problem)
         mean = start_mean(problem)
-        lr = torch.full_like(mean[:, :1], self.lr)
+        lr = mean.new_full((len(mean), 1), self.lr)
         if isinstance(self.lr, Reach):
             lr = self.lr.rate(problem.losses, mean)
         inner = {"mean": mean, "offset": offset, "slope": slope, "lr": lr, "first": torch.zeros_like(mean)}
