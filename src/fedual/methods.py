@@ -131,7 +131,8 @@ def ivon_admm(
 ) -> Method:
     """The Adam-like variant for networks: diagonal Gaussians by IVON, γ = damping·ρ (Algorithm 1, Eq. 59).
 
-    The defaults suit networks, data and federations of any size (docs/defaults.md); what is given is taken as it is.
+    The defaults are rules in units of the federation and of the network (docs/defaults.md); what is given is taken as
+    it is.
 
     Equivalence: v_k ← v_k + γ(s_k m_k − s_g m_g), u_k ← u_k + γ(s_k − s_g), and
     s_g = (1−α) mean s_k + α(δ + Σ u_k), m_g = [(1−α) mean(s_k m_k) + α Σ v_k]/s_g.

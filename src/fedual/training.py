@@ -134,7 +134,7 @@ def fit(
     if weights is not None and isinstance(clients, Clients):
         raise InputError("weights are part of `Clients` already: give them there.")
     data = clients if isinstance(clients, Clients) else Clients.from_pairs(clients, weights)
-    method = settled(method, len(data), float(data.total_weights.sum()))
+    asked, method = method, settled(method, len(data), float(data.total_weights.sum()))
     losses = Minibatches(
         network, data.to(network.device), loss, Draws(seed, noise, order), batch_size, local_epochs, local_steps, scale
     )
@@ -163,8 +163,8 @@ def fit(
         "seed": seed,
         "clients": len(data),
         "data": _digest([data.x, data.y, *data.parts, *(data.weights or ())]),
-        # without the default of a setting that older runs did not have: they can still be resumed
-        "method": repr(method).replace(", proximal='squared'", ""),
+        "method": written(method),
+        **({} if asked is method else {"rules": written(asked)}),
         "test": None if test is None else _digest(list(test)),
         "parameters": network.dim,
         "network": f"{type(model).__name__} {_hash(repr(model).encode())}",
@@ -252,6 +252,11 @@ def resolve(device: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device = {device!r} is not there ({str(error).splitlines()[0]}): try cpu or auto.") from None
     return found
+
+
+def written(method: Method) -> str:
+    """A method in words, without the default of a setting that older runs did not have: they can still be resumed."""
+    return repr(method).replace(", proximal='squared'", "")
 
 
 def _digest(tensors: list[Tensor]) -> str:

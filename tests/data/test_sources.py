@@ -141,7 +141,11 @@ def test_npm_packs_by_name_and_converts(client, folder: Path, tmp_path: Path):
     assert converted == [folder]
 
 
-def test_apt_downloads_and_unpacks(client, folder: Path, tmp_path: Path):
+@pytest.mark.parametrize("relative", [False, True])
+def test_apt_downloads_and_unpacks(client, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relative):
+    if relative:
+        monkeypatch.chdir(folder.parent)
+        folder = Path(folder.name)
     (tmp_path / "data.tar").write_bytes(tar_bytes({"./usr/a.gz": b"A"}, "w"))
     client("apt-get", "assert sys.argv[1:] == ['download', 'p'], sys.argv\nopen('p_1_all.deb', 'wb').write(b'deb')")
     client(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedual.experiments.records import Cell, Record
+from fedual.training import written
 
 Curve = Callable[[int], float | None]
 
@@ -46,7 +47,7 @@ def record(
         "diverged": None,
         "outliers": {},
         "environment": {"device": device},
-        "config": {"rounds": planned, "scenario": described},
+        "config": {"rounds": planned, "scenario": described, "method": written(loaded.build())},
         **more,
         "history": history,
     }

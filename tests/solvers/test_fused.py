@@ -29,6 +29,7 @@ def ivon_variables() -> dict[str, torch.Tensor]:
         "lr": column(0.1),
         "offset": normal((N, P), 3),
         "slope": normal((N, P), 4),
+        "limit": column(1.0),
     }
 
 

@@ -65,7 +65,7 @@ def apt(package: str, members: Sequence[str]) -> Source:
         _run(command, folder)
         unpacked = folder / "archive"
         with unpacked.open("wb") as tar:
-            _run(["dpkg-deb", "--fsys-tarfile", str(_only(folder, "*.deb"))], folder, tar)
+            _run(["dpkg-deb", "--fsys-tarfile", _only(folder, "*.deb").name], folder, tar)
         _unpack(unpacked, members, folder)
 
     return Source(" ".join(command), fetch)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fedual.errors import DataError, InputError
-from fedual.experiments.scenario import DEFAULT, Scenario, load
+from fedual.experiments.scenario import Scenario, load
 from fedual.runs import files
 from fedual.runs.values import plain, without_nan
+from fedual.training import written
 
 Record = dict[str, Any]
 CENTRAL = ("split.kind=homogeneous", "split.clients=1", "train.local_epochs=1", "lr=3e-4")
@@ -106,9 +107,9 @@ def current(record: Record) -> bool:
     except InputError:  # a scenario, preset or setting that is no more
         return False
     same = plain({**scenario.describe(), "validation": 0.0}) == record["config"]["scenario"]
-    if scenario.preset == DEFAULT:  # which says nothing about what the defaults were
-        same = same and repr(scenario.build().solver) in record["config"]["method"]
-    return same and record["config"]["rounds"] == scenario.train["rounds"]
+    config = record["config"]  # a method with rules is written as it was asked for, and as it was in this federation
+    same = same and config.get("rules", config["method"]) == written(scenario.build())
+    return same and config["rounds"] == scenario.train["rounds"]
 
 
 def logged(record: Record, key: str, round: int) -> float | None:

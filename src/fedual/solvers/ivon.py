@@ -82,7 +82,8 @@ class IVON(Stepper):
         ess = 1 / (problem.rho * scale(problem))
         mean, curvature = start_mean(problem), Diagonal().precision(problem.lam_g) / ess
         lr = self.lr.rate(problem.losses, ess) if isinstance(self.lr, Gain) else torch.full_like(ess, self.lr)
-        limit = {"limit": self.clip.limit(problem.losses, mean, lr)} if isinstance(self.clip, Units) else {}
+        plain = torch.full_like(ess, self.clip or torch.inf)
+        limit = self.clip.limit(problem.losses, mean, lr) if isinstance(self.clip, Units) else plain
         if problem.start is not None:
             first = self.h0.h0(problem.losses, mean, ess) if isinstance(self.h0, Noise) else self.h0
             curvature = curvature + first
@@ -95,7 +96,7 @@ class IVON(Stepper):
             "lr": lr,
             "offset": offset,
             "slope": slope,
-            **limit,
+            "limit": limit,
         }
 
     def place(self, inner: Inner, noise: Tensor) -> Tensor:
@@ -112,11 +113,7 @@ class IVON(Stepper):
         momentum = torch.lerp(gradient, inner["momentum"], self.beta1)
         steps = inner["steps"] + 1
         moved = {**inner, "curvature": curvature, "momentum": momentum, "steps": steps}
-        direction = self._direction(moved)
-        if "limit" in inner:
-            direction = direction.clamp(-inner["limit"], inner["limit"])
-        elif self.clip:
-            direction = direction.clamp(-self.clip, self.clip)
+        direction = self._direction(moved).clamp(-inner["limit"], inner["limit"])
         return {**moved, "mean": mean - inner["lr"] * direction}
 
     def _direction(self, inner: Inner) -> Tensor:
@@ -127,6 +124,5 @@ class IVON(Stepper):
     def end(self, problem: Subproblem, inner: Inner) -> Solution:
         """(m, s) with s = λ (h + δ)."""
         lam = Diagonal().natural(inner["mean"], inner["ess"] * inner["curvature"])
-        limit = inner.get("limit", self.clip)
-        limited = (self._direction(inner).abs() > limit).to(lam.dtype).mean(1) if self.clip else None
+        limited = (self._direction(inner).abs() > inner["limit"]).to(lam.dtype).mean(1)
         return Solution(lam, {"momentum": inner["momentum"], "steps": inner["steps"]}, limited=limited)
