@@ -71,14 +71,12 @@ def run(args: argparse.Namespace) -> None:
     mine, parts = map(int, args.part.split("/"))
     done = {(line["scenario"], line["preset"], json.dumps(line["factors"])) for line in lines(args.out)}
     todo = [
-        (name, preset, factors)
-        for factors in settings(args.count)
-        for name in args.scenario
-        for preset in PRESETS
-        if (name, preset, json.dumps(factors)) not in done
+        (name, preset, factors) for factors in settings(args.count) for name in args.scenario for preset in args.preset
     ]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     for name, preset, factors in todo[mine - 1 :: parts]:
+        if (name, preset, json.dumps(factors)) in done:
+            continue
         line = trial(name, preset, factors, args.device, args.root) | {"seed": SEED, "environment": environment()}
         with args.out.open("a") as file:
             file.write(json.dumps(without_nan(line)) + "\n")
@@ -130,6 +128,7 @@ def main() -> None:
     runs = commands.add_parser("run")
     runs.add_argument("--out", type=Path, default=Path("results/robustness.jsonl"))
     runs.add_argument("--scenario", nargs="+", default=SCENARIOS)
+    runs.add_argument("--preset", nargs="+", default=PRESETS)
     runs.add_argument("--count", type=int, default=60)
     runs.add_argument("--part", default="1/1", help="which of how many shares of the work, for several processes")
     runs.add_argument("--device", default="auto")

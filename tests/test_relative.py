@@ -17,7 +17,7 @@ from fedual.errors import InputError
 from fedual.experiments import load
 from fedual.relative import Relative, is_settled, settled
 from fedual.rounds import scheduled
-from fedual.solvers import IVON, Clients, Draws, Gain, Minibatches, Network, Noise, Reach, Units
+from fedual.solvers import IVON, Clients, Decay, Draws, Gain, Minibatches, Network, Noise, Reach, Units
 from fedual.solvers.scale import sizes, units
 
 
@@ -107,6 +107,21 @@ class TestScale:
                 torch.testing.assert_close(
                     found[f"{layer}.bias"][k], torch.full_like(found[f"{layer}.bias"][k], 1 / root)
                 )
+
+    def test_weights_of_hidden_layers_decay_where_their_inputs_vary(self):
+        model, clients = mlp(), pairs(times=30.0)
+        losses = stack(model, clients)
+        found = losses.network.split(Decay(0.1).each(losses, losses.network.initial().expand(3, -1)))
+        for name in ("0.weight", "0.bias", "2.bias"):
+            assert not found[name].any()
+        for k, (x, _) in enumerate(clients):
+            varied = float(model[:2](x[torch.arange(64) % len(x)]).detach().var(0, correction=0).mean())
+            assert 0.01 < varied < 0.25
+            torch.testing.assert_close(found["2.weight"][k], torch.full((3, 7), 0.4 * varied, dtype=torch.float64))
+
+    def test_a_network_of_one_layer_does_not_decay(self):
+        losses = stack(nn.Linear(5, 3).double(), pairs())
+        assert not Decay(0.1).each(losses, losses.network.initial().expand(3, -1)).any()
 
     def test_the_first_noise_is_a_part_of_the_weights(self):
         losses, ess = stack(mlp(), pairs()), torch.tensor([[1e-3], [1.0], [1e9]], dtype=torch.float64)

@@ -255,8 +255,8 @@ def resolve(device: str) -> torch.device:
 
 
 def written(method: Method) -> str:
-    """A method in words, without the default of a setting that older runs did not have: they can still be resumed."""
-    return repr(method).replace(", proximal='squared'", "")
+    """A method in words, without the defaults of settings that older runs did not have: they can still be resumed."""
+    return repr(method).replace(", proximal='squared'", "").replace("weight_decay=0.0, debias", "debias")
 
 
 def _digest(tensors: list[Tensor]) -> str:

@@ -178,3 +178,15 @@ def test_bad_settings_are_refused(bad):
 def test_other_families_are_refused():
     with pytest.raises(InputError, match="Diagonal"):
         IVON().init(Isotropic(), torch.zeros(1, 3), 2)
+
+
+def test_decay_is_a_precision_that_the_client_knows():
+    """½ d‖θ‖² more in a client's mean loss is d/c more in its multiplier's precision, c = τ/N."""
+    decay, losses, start = 0.3, Quadratic(), normal((5,), 3)
+    eta = 0.1 * normal((2, 2, 5), 4)
+    told = eta + torch.stack([torch.zeros(2, 5), torch.full((2, 5), decay / 2 * 40 / 0.2)], 1)
+    settings: Any = {"lr": 0.05, "beta1": 0.8, "beta2": 0.9}
+    found = IVON(weight_decay=decay, **settings)(problem(losses, eta, start=start))
+    expected = IVON(**settings)(problem(losses, told, start=start))
+    torch.testing.assert_close(found.lam, expected.lam)
+    assert not torch.allclose(found.lam, IVON(**settings)(problem(losses, eta, start=start)).lam, rtol=1e-3)

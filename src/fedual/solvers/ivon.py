@@ -20,7 +20,7 @@ from torch import Tensor
 from fedual.contracts import Carry, Solution, Subproblem
 from fedual.errors import InputError, require_count, require_positive, require_share
 from fedual.families import Diagonal, Family
-from fedual.solvers.scale import Gain, Noise, Units
+from fedual.solvers.scale import Decay, Gain, Noise, Units
 from fedual.solvers.stochastic import Inner, Schedule, Stepper, quadratic, scale, start_mean
 
 
@@ -37,6 +37,7 @@ class IVON(Stepper):
         beta2: Of the curvature h.
         clip: The preconditioned step is limited to ±clip a parameter, before the learning rate, or by a rule; 0 is no
             limit.
+        weight_decay: ½ weight_decay ‖θ‖² is added to a client's mean loss; a rule has one for each parameter.
         debias: Divide g by 1 − β₁ᵗ, t counted over all rounds.
     """
 
@@ -46,6 +47,7 @@ class IVON(Stepper):
     beta1: float = 0.9
     beta2: float = 0.9998
     clip: float = 1.0
+    weight_decay: float = 0.0
     debias: bool = True
 
     def __post_init__(self) -> None:
@@ -53,8 +55,9 @@ class IVON(Stepper):
         require_positive("h0", self.h0)
         for name in ("beta1", "beta2"):
             require_share(name, getattr(self, name))
-        if self.clip != 0:
-            require_positive("clip", self.clip)
+        for name in ("clip", "weight_decay"):
+            if getattr(self, name) != 0:
+                require_positive(name, getattr(self, name))
         require_count("samples", self.samples)
 
     @property
@@ -82,6 +85,8 @@ class IVON(Stepper):
         ess = 1 / (problem.rho * scale(problem))
         mean, curvature = start_mean(problem), Diagonal().precision(problem.lam_g) / ess
         lr = self.lr.rate(problem.losses, ess) if isinstance(self.lr, Gain) else torch.full_like(ess, self.lr)
+        decay = self.weight_decay
+        slope = slope + (decay.each(problem.losses, mean) if isinstance(decay, Decay) else decay)
         plain = torch.full_like(ess, self.clip or torch.inf)
         limit = self.clip.limit(problem.losses, mean, lr) if isinstance(self.clip, Units) else plain
         if problem.start is not None:

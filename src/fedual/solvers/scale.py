@@ -12,10 +12,15 @@ and the learning rate is such that the S steps that a client takes in a round, a
 gain · (noise · RMS(W))² g, whatever λ and S are:
 
     α = gain/(λ S), at most 0.1
+
+Weights of hidden layers decay, as under a prior, the less their inputs vary from example to example: those of a layer
+that does not tell examples apart yet have to grow first. A first layer's do not: its inputs come in any unit.
+
+    decay · min(1, 4 Var(x))
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -113,36 +118,62 @@ class Units(_Rule):
         return float(self) * units(losses, mean) / rate
 
 
+class Decay(_Rule):
+    """A rule for `weight_decay`: that of hidden layers' weights whose inputs vary, the precision of a prior."""
+
+    unit = "·min(1, 4Var(x))"
+
+    def each(self, losses: Minibatches, mean: Tensor) -> Tensor:
+        """That of every parameter of every client `(K, P)`."""
+        hidden = list(_inputs(losses, mean, _variance).items())[1:]
+        found, none = {f"{name}.weight": (4 * varied).clamp(max=1) for name, varied in hidden}, mean[:, 0] * 0
+        return float(self) * _spread(losses, lambda name: found.get(name, none))
+
+
 def units(losses: Minibatches, mean: Tensor) -> Tensor:
-    """a for every parameter of every client `(K, P)`, from the first examples that each of them has."""
-    network, seen = losses.network, dict[str, Tensor]()
+    """a for every parameter of every client `(K, P)`."""
+    seen = _inputs(losses, mean, lambda x: x.square().mean((1, 2)).sqrt().clamp(min=0.5))
+
+    def unit(name: str) -> Tensor:
+        owner, _, kind = name.rpartition(".")
+        if owner not in seen:
+            return torch.full_like(mean[:, 0], OTHER)
+        root = cast(Tensor, losses.network.model.get_submodule(owner).weight)[0].numel() ** 0.5
+        return 1 / (seen[owner] * root) if kind == "weight" else torch.full_like(mean[:, 0], 1 / root)
+
+    return _spread(losses, unit)
+
+
+def _variance(x: Tensor) -> Tensor:
+    """Over examples; mean over features."""
+    return x.var(1, correction=0).mean(1)
+
+
+def _inputs(losses: Minibatches, mean: Tensor, seen: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """A number for each client `(K,)` of the inputs `(K, SEEN, …)` of each layer, in the order of the forward pass.
+
+    The inputs are those that the server's network has for the first examples of each client.
+    """
+    network, found = losses.network, dict[str, Tensor]()
     rows = [losses.data.parts[k][torch.arange(SEEN) % losses.data.sizes[k]] for k in losses.clients]
     x = losses.inputs(losses.data.x[torch.cat(rows).to(network.device)])
 
     def look(name: str) -> Callable[..., None]:
         def see(module: nn.Module, args: tuple[Any, ...], _: Any) -> None:
-            seen[name] = args[0].detach().square().reshape(len(losses), -1).mean(1).sqrt().clamp(min=0.5)
+            found[name] = seen(args[0].detach().reshape(len(losses), SEEN, -1))
 
         return see
 
-    layers = {name: layer for name, layer in network.model.named_modules() if isinstance(layer, LAYERS)}
+    layers = [(name, layer) for name, layer in network.model.named_modules() if isinstance(layer, LAYERS)]
     with network.lock:
-        hooks = [layer.register_forward_hook(look(name)) for name, layer in layers.items()]
+        hooks = [layer.register_forward_hook(look(name)) for name, layer in layers]
         try:
             with torch.no_grad():
                 network(mean[0], x)
         finally:
             for hook in hooks:
                 hook.remove()
-
-    def unit(name: str) -> Tensor:
-        owner, _, kind = name.rpartition(".")
-        if owner not in seen:
-            return torch.full_like(mean[:, 0], OTHER)
-        root = layers[owner].weight[0].numel() ** 0.5
-        return 1 / (seen[owner] * root) if kind == "weight" else torch.full_like(mean[:, 0], 1 / root)
-
-    return _spread(losses, unit)
+    return found
 
 
 def sizes(losses: Minibatches, mean: Tensor) -> Tensor:
