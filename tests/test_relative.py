@@ -17,7 +17,7 @@ from fedual.errors import InputError
 from fedual.experiments import load
 from fedual.relative import Relative, is_settled, settled
 from fedual.rounds import scheduled
-from fedual.solvers import IVON, Clients, Decay, Draws, Gain, Minibatches, Network, Noise, Reach, Units
+from fedual.solvers import IVON, Clients, Draws, Gain, Hidden, Minibatches, Network, Noise, Prior, Reach, Units
 from fedual.solvers.scale import sizes, units
 
 
@@ -77,10 +77,17 @@ class TestRelative:
         assert gamma(of(10, 50)) / gamma(of(1000, 50)) == pytest.approx(100)
         assert is_settled(of(10, 50))
 
+    @pytest.mark.parametrize(("examples", "decay"), [(40_000, 5e-4), (100, 3e-3)])
+    def test_a_prior_counts_the_less_the_more_examples_there_are(self, examples, decay):
+        solver = cast(IVON, settled(methods.build("ivon-admm"), 10, examples).solver)
+        assert (type(solver.weight_decay), float(solver.weight_decay)) == (Hidden, pytest.approx(decay))
+        for same in (pickle.loads(pickle.dumps(Prior(20.0))), copy.deepcopy(Prior(20.0))):
+            assert same.at(10, examples) == pytest.approx(decay)
+
     def test_what_is_given_is_taken_as_it_is(self):
         method = settled(methods.ivon_admm(rho=0.3, damping=0.5), 7, 100)
         assert (method.rho, gamma(method), method.tau) == (0.3, 0.15, pytest.approx(4e-6))
-        method = methods.build("ivon-admm", rho=0.3, tau=0.01, lr=0.1)
+        method = methods.build("ivon-admm", rho=0.3, tau=0.01, lr=0.1, weight_decay=0.0)
         assert settled(method, 7, 100) is method
 
     def test_fit_settles_it(self):
@@ -111,7 +118,7 @@ class TestScale:
     def test_weights_of_hidden_layers_decay_where_their_inputs_vary(self):
         model, clients = mlp(), pairs(times=30.0)
         losses = stack(model, clients)
-        found = losses.network.split(Decay(0.1).each(losses, losses.network.initial().expand(3, -1)))
+        found = losses.network.split(Hidden(0.1).each(losses, losses.network.initial().expand(3, -1)))
         for name in ("0.weight", "0.bias", "2.bias"):
             assert not found[name].any()
         for k, (x, _) in enumerate(clients):
@@ -121,7 +128,7 @@ class TestScale:
 
     def test_a_network_of_one_layer_does_not_decay(self):
         losses = stack(nn.Linear(5, 3).double(), pairs())
-        assert not Decay(0.1).each(losses, losses.network.initial().expand(3, -1)).any()
+        assert not Hidden(0.1).each(losses, losses.network.initial().expand(3, -1)).any()
 
     def test_the_first_noise_is_a_part_of_the_weights(self):
         losses, ess = stack(mlp(), pairs()), torch.tensor([[1e-3], [1.0], [1e9]], dtype=torch.float64)
@@ -133,14 +140,14 @@ class TestScale:
                 torch.testing.assert_close(noise[f"{layer}.{name}"], torch.full_like(noise[f"{layer}.{name}"], half))
 
     def test_the_rate_of_a_round_is_shared_by_its_steps(self):
-        """α = gain/(λS), at most 0.1, with S = 2 epochs of 3, 1 and 25 batches of 4; a schedule lowers both."""
+        """α = gain/(λS√S), at most 0.1, with S = 2 epochs of 3, 1 and 25 batches of 4; a schedule lowers both."""
         losses = stack(mlp(), [pairs(1, size)[0] for size in (12, 3, 100)], local_epochs=2)
         ess = torch.tensor([[10.0], [1.0], [5.0]], dtype=torch.float64)
         found = Gain(6.0).rate(losses, ess)
-        torch.testing.assert_close(found, ess.new_tensor([[6 / (10 * 6)], [0.1], [6 / (5 * 50)]]))
+        torch.testing.assert_close(found, ess.new_tensor([[6 / (10 * 6**1.5)], [0.1], [6 / (5 * 50**1.5)]]))
         for half in (Gain(6.0) * 0.5, pickle.loads(pickle.dumps(0.5 * Gain(6.0)))):
             torch.testing.assert_close(half.rate(losses, ess), found / 2)
-            assert str(half) == "3/λS"
+            assert str(half) == "3/λS√S"
         found = Reach(0.05).rate(losses, losses.network.initial().expand(3, -1))
         torch.testing.assert_close(found, ess.new_tensor([[0.05 / 6], [0.01], [0.05 / 50]]))
 

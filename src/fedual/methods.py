@@ -35,7 +35,7 @@ from fedual.errors import InputError, hint, require_positive
 from fedual.families import Delta, Diagonal, Family, FixedPrecision, Full, Isotropic, Rule
 from fedual.relative import Relative
 from fedual.servers import Average, Blend, Consensus, Relax, Track
-from fedual.solvers import IVON, SGD, VON, AtServer, Decay, Gain, Laplace, Noise, Point, Reach, Stepper, Units
+from fedual.solvers import IVON, SGD, VON, AtServer, Gain, Laplace, Noise, Point, Prior, Reach, Stepper, Units
 
 LOCAL = SGD(lr=Reach(0.4))
 """Adam, whose rate goes with the number of steps in a round."""
@@ -118,7 +118,7 @@ def blr(family: Family, beta: float = 1.0, rule: Rule = Delta(), tau: float = 1.
     return Method(family, AtServer(rule), Gradient(), Relax(beta), 1.0, tau)
 
 
-UNTUNED = IVON(lr=Gain(1e7), h0=Noise(0.7), clip=Units(0.03), weight_decay=Decay(3e-3))
+UNTUNED = IVON(lr=Gain(1e8), h0=Noise(0.7), clip=Units(0.03), weight_decay=Prior(20.0))
 """IVON in the network's own units."""
 
 

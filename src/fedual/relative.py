@@ -53,7 +53,7 @@ class Relative(float):
 
 def is_settled(method: Method) -> bool:
     """Whether all its numbers are plain."""
-    return not any(isinstance(value, Relative) for value in _numbers(method))
+    return not any(isinstance(value, Relative) for value in (*_numbers(method), _decay(method)))
 
 
 def settled(method: Method, num_clients: int, num_examples: float) -> Method:
@@ -63,7 +63,14 @@ def settled(method: Method, num_clients: int, num_examples: float) -> Method:
     at = lambda value: value.at(num_clients, num_examples) if isinstance(value, Relative) else value
     rho, tau, gamma = map(at, _numbers(method))
     dual: Any = method.dual
-    return replace(method, rho=rho, tau=tau, dual=dual if gamma is None else replace(dual, gamma=gamma))
+    solver: Any = method.solver
+    if isinstance(decay := _decay(method), Relative):
+        solver = replace(solver, weight_decay=at(decay))
+    return replace(method, rho=rho, tau=tau, dual=dual if gamma is None else replace(dual, gamma=gamma), solver=solver)
+
+
+def _decay(method: Method) -> float | None:
+    return getattr(method.solver, "weight_decay", None)
 
 
 def _numbers(method: Method) -> tuple[float, float, float | None]:

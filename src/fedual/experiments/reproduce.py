@@ -62,7 +62,7 @@ WITHOUT = {
     "the limit on a step": "clip=0.0",
     "the falling rate": "train.schedule=constant",
     "h0 from the network": "h0=0.01",
-    "the rate from the number of steps": "lr=0.001",
+    "the rate from the number of steps": "lr=0.01",
     "rho from the number of clients": "rho=1.0",
     "tau from the number of examples": "tau=0.01",
     "the slow dual": "damping=1.0",
@@ -116,7 +116,8 @@ TABLES: dict[str, tuple[Part, ...]] = {
     ),
     "participation": (Part(*MNIST, tuple(_sharing(*run, share) for share in SHARES for run in SHARING)),),
     "ablation": tuple(
-        _alone(place, "default", *(f"default,{setting}" for setting in WITHOUT.values())) for place in (FMNIST, MNIST)
+        _alone((name, rounds), "default", *(f"default,{some},train.rounds={rounds[-1]}" for some in WITHOUT.values()))
+        for name, rounds in ((FMNIST[0], (10, 25)), (MNIST[0], (25, 50)))
     ),
     "why": (_alone(MNIST, "paper", *(f"paper,{change}" for change in CHANGES), ""),),
 }

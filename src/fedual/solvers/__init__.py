@@ -11,7 +11,7 @@ from fedual.solvers.linear import Linear
 from fedual.solvers.minibatches import Minibatches
 from fedual.solvers.network import Network
 from fedual.solvers.point import Point
-from fedual.solvers.scale import Decay, Gain, Noise, Reach, Units
+from fedual.solvers.scale import Gain, Hidden, Noise, Prior, Reach, Units
 from fedual.solvers.sgd import SGD
 from fedual.solvers.stochastic import Stepper
 from fedual.solvers.von import VON
@@ -24,10 +24,10 @@ __all__ = [
     "AtServer",
     "Clients",
     "Conjugate",
-    "Decay",
     "Draws",
     "Exact",
     "Gain",
+    "Hidden",
     "Laplace",
     "Linear",
     "Loss",
@@ -35,6 +35,7 @@ __all__ = [
     "Network",
     "Noise",
     "Point",
+    "Prior",
     "Reach",
     "Stack",
     "Stepper",

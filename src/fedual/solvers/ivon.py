@@ -20,7 +20,7 @@ from torch import Tensor
 from fedual.contracts import Carry, Solution, Subproblem
 from fedual.errors import InputError, require_count, require_positive, require_share
 from fedual.families import Diagonal, Family
-from fedual.solvers.scale import Decay, Gain, Noise, Units
+from fedual.solvers.scale import Gain, Hidden, Noise, Units
 from fedual.solvers.stochastic import Inner, Schedule, Stepper, quadratic, scale, start_mean
 
 
@@ -86,7 +86,7 @@ class IVON(Stepper):
         mean, curvature = start_mean(problem), Diagonal().precision(problem.lam_g) / ess
         lr = self.lr.rate(problem.losses, ess) if isinstance(self.lr, Gain) else torch.full_like(ess, self.lr)
         decay = self.weight_decay
-        slope = slope + (decay.each(problem.losses, mean) if isinstance(decay, Decay) else decay)
+        slope = slope + (decay.each(problem.losses, mean) if isinstance(decay, Hidden) else decay)
         plain = torch.full_like(ess, self.clip or torch.inf)
         limit = self.clip.limit(problem.losses, mean, lr) if isinstance(self.clip, Units) else plain
         if problem.start is not None:

@@ -9,14 +9,14 @@ and steps are limited in multiples of it. h begins where the noise σ = 1/√(λ
     h0 = 1/(λ (noise · RMS(W))²)                                                (RMS over one tensor)
 
 and the learning rate is such that the S steps that a client takes in a round, all with a gradient g, add up to
-gain · (noise · RMS(W))² g, whatever λ and S are:
+gain/√S · (noise · RMS(W))² g, whatever λ is; with more steps they go less far, as clients that drift apart should:
 
-    α = gain/(λ S), at most 0.1
+    α = gain/(λ S√S), at most 0.1
 
 Weights of hidden layers decay, as under a prior, the less their inputs vary from example to example: those of a layer
 that does not tell examples apart yet have to grow first. A first layer's do not: its inputs come in any unit.
 
-    decay · min(1, 4 Var(x))
+    decay · min(1, 4 Var(x)),  decay = prior/N, at most 0.003
 """
 
 from collections.abc import Callable
@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Tensor, nn
 
+from fedual.relative import Relative
 from fedual.solvers.minibatches import Minibatches
 
 SEEN = 64
@@ -34,6 +35,9 @@ OTHER = 0.2
 """a for parameters of other layers, e.g. the scales of a normalisation, which begin at 1."""
 SMALL = 0.1
 """Weights count as at least this part of 1/√fan_in; scales of a normalisation, as 0.1."""
+
+STRONGEST = 3e-3
+"""No prior has a larger part in the mean loss: with few examples it would outweigh them."""
 
 
 class _Rule(float):
@@ -66,6 +70,7 @@ class _Rate(_Rule):
     """A learning rate in units of a round's S steps; `most` is its limit, which a schedule lowers, too."""
 
     fastest: ClassVar[float]
+    power: ClassVar[float] = 1.0
     most: float
 
     def __new__(cls, value: float, most: float | None = None) -> Self:
@@ -79,8 +84,8 @@ class _Rate(_Rule):
     __rmul__ = __mul__
 
     def shared(self, losses: Minibatches, rate: Tensor) -> Tensor:
-        """rate/S of each client `(K, 1)`, at most `most`."""
-        return (rate / rate.new_tensor(losses.steps)[:, None]).clamp(max=self.most)
+        """rate/S^power of each client `(K, 1)`, at most `most`."""
+        return (rate / rate.new_tensor(losses.steps)[:, None] ** self.power).clamp(max=self.most)
 
 
 class Gain(_Rate):
@@ -89,8 +94,9 @@ class Gain(_Rate):
     Where λ h is the curvature of the loss, steps with α > 1 overshoot, so that 0.1 is the most.
     """
 
-    unit = "/λS"
+    unit = "/λS√S"
     fastest = 0.1
+    power = 1.5
 
     def rate(self, losses: Minibatches, ess: Tensor) -> Tensor:
         """α of each client, shaped as λ."""
@@ -118,8 +124,8 @@ class Units(_Rule):
         return float(self) * units(losses, mean) / rate
 
 
-class Decay(_Rule):
-    """A rule for `weight_decay`: that of hidden layers' weights whose inputs vary, the precision of a prior."""
+class Hidden(_Rule):
+    """A rule for `weight_decay`: that of hidden layers' weights whose inputs vary."""
 
     unit = "·min(1, 4Var(x))"
 
@@ -128,6 +134,22 @@ class Decay(_Rule):
         hidden = list(_inputs(losses, mean, _variance).items())[1:]
         found, none = {f"{name}.weight": (4 * varied).clamp(max=1) for name, varied in hidden}, mean[:, 0] * 0
         return float(self) * _spread(losses, lambda name: found.get(name, none))
+
+
+class Prior(Relative):
+    """A rule for `weight_decay` that waits for N: a prior of this precision has this part in the mean loss.
+
+    >>> Prior(20.0).at(10, 40_000)
+    0.0005·min(1, 4Var(x))
+    """
+
+    def __new__(cls, value: float, *, clients: int = 0, examples: int = -1) -> Self:
+        """A precision."""
+        return super().__new__(cls, value, clients=clients, examples=examples)
+
+    def at(self, num_clients: int, num_examples: float) -> Hidden:
+        """The rule itself, for N examples."""
+        return Hidden(min(super().at(num_clients, num_examples), STRONGEST))
 
 
 def units(losses: Minibatches, mean: Tensor) -> Tensor:
