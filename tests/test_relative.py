@@ -62,6 +62,7 @@ class TestRelative:
         assert of(0.5 * number) == of(number * 0.5) == value / 2
         for same in (pickle.loads(pickle.dumps(number)), copy.deepcopy(number)):
             assert (type(same), of(same)) == (Relative, value)
+        assert of(number * Relative(0.5, clients=1)) == 2 * value
 
     def test_it_is_never_taken_for_a_plain_number_by_mistake(self):
         with pytest.raises(TypeError, match="8/K has no value before the federation is known"):
@@ -77,6 +78,15 @@ class TestRelative:
         assert gamma(of(10, 50)) / gamma(of(1000, 50)) == pytest.approx(100)
         assert is_settled(of(10, 50))
 
+    @pytest.mark.parametrize("name", ["ivon-admm", "ivon-pvi"])
+    def test_multipliers_move_the_more_the_fewer_clients_take_part(self, name):
+        """By as much as they move less often, and at most by ρ."""
+        of = lambda share: settled(methods.build(name), 100, 6000, share)
+        assert gamma(of(0.1)) == pytest.approx(10 * gamma(of(1.0)))
+        assert gamma(of(0.01)) == pytest.approx(min(of(1.0).rho, 100 * gamma(of(1.0))))
+        plain = methods.build("ivon-admm", damping=0.5, rho=0.2)
+        assert gamma(settled(plain, 100, 6000, 0.1)) == 0.1
+
     @pytest.mark.parametrize(("examples", "decay"), [(40_000, 5e-4), (100, 3e-3)])
     def test_a_prior_counts_the_less_the_more_examples_there_are(self, examples, decay):
         solver = cast(IVON, settled(methods.build("ivon-admm"), 10, examples).solver)
@@ -87,7 +97,7 @@ class TestRelative:
     def test_what_is_given_is_taken_as_it_is(self):
         method = settled(methods.ivon_admm(rho=0.3, damping=0.5), 7, 100)
         assert (method.rho, gamma(method), method.tau) == (0.3, 0.15, pytest.approx(4e-6))
-        method = methods.build("ivon-admm", rho=0.3, tau=0.01, lr=0.1, weight_decay=0.0)
+        method = methods.build("ivon-admm", rho=0.3, damping=0.5, tau=0.01, lr=0.1, weight_decay=0.0)
         assert settled(method, 7, 100) is method
 
     def test_fit_settles_it(self):

@@ -107,8 +107,9 @@ def server_start(method: Method, prior: Tensor, start: Tensor | None) -> Tensor:
 def step(method: Method, state: State, losses: Losses, active: Tensor | None = None) -> tuple[State, Info]:
     """One round with the clients in `active` (indices or a mask; all of them if None)."""
     _check_losses(losses, state)
-    method = settled(method, len(state.lam), float(num_examples(losses).sum()))
     clients = _clients(active, len(state.lam)).to(state.lam.device)
+    share = len(clients) / len(state.lam)
+    method = settled(method, len(state.lam), float(num_examples(losses).sum()), share)
     refused = counted = torch.zeros(len(state.lam), dtype=torch.bool, device=state.lam.device)
     if not len(clients):
         return state._replace(round=state.round + 1), Info(counted, refused, 1.0, 0.0, 0.0)

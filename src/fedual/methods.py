@@ -124,7 +124,7 @@ UNTUNED = IVON(lr=Gain(1e8), h0=Noise(0.7), clip=Units(0.03), weight_decay=Prior
 
 def ivon_admm(
     rho: float = Relative(20.0, clients=-1),
-    damping: float = 0.03,
+    damping: float = Relative(0.03),
     delta: float = 1.0,
     tau: float = Relative(4e-8, examples=1),
     solver: IVON = UNTUNED,

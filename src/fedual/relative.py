@@ -2,7 +2,8 @@
 
 Each client's problem, divided by N_k/τ, is (1/N_k) Σ_i E_q[ℓ_i] + (ρτ/N_k) KL(q ‖ q_g) + …: how far a client may go
 from q_g depends on ρτ/N_k, and what the server makes of it on ρK (Eq. 17 with α = 1/(1 + ρK)). With ρ = c/K and τ = νN
-the first is cν for a client of average size and the second is c, whatever K and N are.
+the first is cν for a client of average size and the second is c, whatever K and N are. A multiplier that moves in every
+tenth round only may move ten times as far: γ, where it is relative, is divided by the share of clients in a round.
 """
 
 from dataclasses import replace
@@ -36,7 +37,9 @@ class Relative(float):
     def __mul__(self, factor: float) -> Self:
         if not isinstance(factor, int | float):
             raise TypeError(f"{self} has no value before the federation is known: see `fedual.relative.settled`.")
-        return type(self)(float(self) * factor, clients=self.clients, examples=self.examples)
+        other = factor if isinstance(factor, Relative) else Relative(factor)
+        unit = {"clients": self.clients + other.clients, "examples": self.examples + other.examples}
+        return type(self)(float(self) * float(factor), **unit)
 
     __rmul__ = __mul__
 
@@ -56,12 +59,19 @@ def is_settled(method: Method) -> bool:
     return not any(isinstance(value, Relative) for value in (*_numbers(method), _decay(method)))
 
 
-def settled(method: Method, num_clients: int, num_examples: float) -> Method:
-    """The method with plain numbers, for K clients with N examples in all."""
+def taking_part(num_clients: int, participation: float) -> int:
+    """How many of K clients are asked in a round."""
+    return max(1, int(participation * num_clients + 0.5))
+
+
+def settled(method: Method, num_clients: int, num_examples: float, participation: float = 1.0) -> Method:
+    """The method with plain numbers, for K clients with N examples in all, of which a share takes part in a round."""
     if is_settled(method):
         return method
     at = lambda value: value.at(num_clients, num_examples) if isinstance(value, Relative) else value
     rho, tau, gamma = map(at, _numbers(method))
+    if gamma is not None and isinstance(_numbers(method)[2], Relative):
+        gamma = min(gamma * num_clients / taking_part(num_clients, participation), max(rho, gamma))
     dual: Any = method.dual
     solver: Any = method.solver
     if isinstance(decay := _decay(method), Relative):

@@ -134,7 +134,7 @@ def fit(
     if weights is not None and isinstance(clients, Clients):
         raise InputError("weights are part of `Clients` already: give them there.")
     data = clients if isinstance(clients, Clients) else Clients.from_pairs(clients, weights)
-    asked, method = method, settled(method, len(data), float(data.total_weights.sum()))
+    asked, method = method, settled(method, len(data), float(data.total_weights.sum()), participation)
     losses = Minibatches(
         network, data.to(network.device), loss, Draws(seed, noise, order), batch_size, local_epochs, local_steps, scale
     )

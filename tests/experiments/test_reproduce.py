@@ -252,7 +252,7 @@ def test_the_recipe_for_cifar100(cifar100: Path, tmp_path: Path, method: str):
     assert found["config"]["parameters"] == 275_572  # 269 722 with 10 classes, and 90 · 65
     assert 0 < found["history"]["nll"][0] < 50
     assert found["outliers"] == {}
-    assert set(load(CIFAR100, method=method).settings) <= set(found["config"]["scenario"]["settings"])
+    assert set(load(CIFAR100, method=method).describe()["settings"]) <= set(found["config"]["scenario"]["settings"])
 
 
 def test_every_method_of_the_recipe_is_tried():

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from fedual.experiments.records import Cell, Record, logged
-from fedual.experiments.reproduce import TITLES, Part, parts
+from fedual.experiments.reproduce import TITLES, WITHOUT, Part, parts
 from fedual.experiments.scenario import read
 from fedual.figures.convergence import METHODS
 
@@ -25,7 +25,7 @@ LEGEND = (
     "Ours (the paper's in brackets): ≈ within 2σ of the paper's, ▲ better, ▼ worse; **bold**: the best of ours, or not "
     "to be told from it (difference of means up to twice its standard error; with one seed, none)."
 )
-
+TAKEN = {setting: f"without {what}" for what, setting in WITHOUT.items()}
 
 Figures = dict[str, dict[tuple[str, int], tuple[float, float]]]
 """Of the paper, by row: mean and standard deviation by (metric, round)."""
@@ -49,8 +49,10 @@ class Row(NamedTuple):
         """Its name for people."""
         if self.variant == "central":
             return "all data in one place"
-        about = {"paper": "settings of the paper", "default": "no setting"}.get(self.variant, self.variant)
-        name = METHODS[self.method][0] + (f" ({about.replace('paper,', 'the paper’s, ')})" if about else "")
+        words = [TAKEN.get(word, word) for word in self.variant.split(",") if not word.startswith("train.rounds=")]
+        first = {"paper": "the paper’s" if words[1:] else "settings of the paper", "default": "no setting"}
+        about = ", ".join([first.get(words[0], words[0]), *words[1:]])
+        name = METHODS[self.method][0] + (f" ({about})" if about else "")
         return name + (", under q_g" if self.under else "")
 
 

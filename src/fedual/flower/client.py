@@ -97,7 +97,7 @@ def client_app(
             raise InputError("The server runs a method without a name: give it to client_app, too.")
         else:
             found = method
-        return settled(found, config["clients"], config["examples"])
+        return settled(found, config["clients"], config["examples"], config["participation"])
 
     def size(context: Context) -> float:
         """How many examples this site has."""

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from fedual.errors import FedualError, InputError, require_count, require_positive
 from fedual.flower import wire
 from fedual.flower.ledger import Ledger
+from fedual.relative import taking_part
 
 POLL = 0.2
 """Seconds between two looks for replies or nodes."""
@@ -118,7 +119,7 @@ class Roster:
     def choose(self, ledger: Ledger, turn: Sequence[int], participation: float) -> list[str]:
         """The clients of a round: the first in `turn`; the places of those that are not there are taken by others."""
         names = {number: client for client, number in ledger.numbers.items()}
-        most = max(1, int(participation * len(ledger.members) + 0.5))
+        most = taking_part(len(ledger.members), participation)
         there = [names[number] for number in turn if names[number] in self.nodes]
         return sorted(there[:most], key=ledger.numbers.__getitem__)
 

@@ -201,7 +201,7 @@ class BayesianADMM(Strategy):
     @property
     def settled(self) -> Method:
         """The method for the clients that there are."""
-        return settled(self.method, len(self.ledger.members), self.ledger.total)
+        return settled(self.method, len(self.ledger.members), self.ledger.total, self.participation)
 
     @property
     def posterior(self) -> Posterior:
@@ -282,7 +282,8 @@ class BayesianADMM(Strategy):
     @property
     def _known(self) -> dict[str, Any]:
         """What clients are told in every message of a round."""
-        return {**self.told, "nonce": self.nonce, "clients": len(self.ledger.members), "examples": self.ledger.total}
+        there = {"clients": len(self.ledger.members), "examples": self.ledger.total}
+        return {**self.told, "nonce": self.nonce, **there, "participation": self.participation}
 
     def _round(self, grid: Grid, round: int, timeout: float) -> tuple[dict[str, Any], ArrayRecord, MetricRecord]:
         """Lines 1 to 3; what happened, λ_g and the figures for Flower."""

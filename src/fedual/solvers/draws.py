@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedual.errors import InputError
+from fedual.relative import taking_part
 
 Mode = Literal["shared", "shared-fixed", "independent"]
 MODES: tuple[str, ...] = get_args(Mode)
@@ -116,8 +117,7 @@ class Draws:
         """The sorted numbers of the clients that take part in a round: max(1, fraction·K) of them, at random."""
         if fraction == 1:
             return torch.arange(num_clients)
-        number = max(1, int(fraction * num_clients + 0.5))
-        return self.turn(round, num_clients)[:number].sort().values
+        return self.turn(round, num_clients)[: taking_part(num_clients, fraction)].sort().values
 
     def turn(self, round: int, num_clients: int) -> Tensor:
         """All clients in the order in which they are asked to take part in a round."""

@@ -143,9 +143,9 @@ class Prior(Relative):
     0.0005·min(1, 4Var(x))
     """
 
-    def __new__(cls, value: float, *, clients: int = 0, examples: int = -1) -> Self:
+    def __new__(cls, value: float, *, examples: int = -1, **unit: Any) -> Self:
         """A precision."""
-        return super().__new__(cls, value, clients=clients, examples=examples)
+        return super().__new__(cls, value, examples=examples, **unit)
 
     def at(self, num_clients: int, num_examples: float) -> Hidden:
         """The rule itself, for N examples."""
