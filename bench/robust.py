@@ -118,8 +118,9 @@ def draw(args: argparse.Namespace) -> None:
             axis.legend()
         args.out.mkdir(parents=True, exist_ok=True)
         figure.savefig(args.out / "robustness.svg")
-    (args.out / "robustness.md").write_text("\n".join(text) + "\n")
-    print("\n".join(text))
+    page = "\n".join(["## Settings far from the usual ones", "", *text, "", "![robustness](robustness.svg)"])
+    (args.out / "robustness.md").write_text(page + "\n")
+    print(page)
 
 
 def main() -> None:
