@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from click import Group
+from data.make_files import IDX, idx_bytes, images, labels, write
 from typer.main import get_command
 
 from fedual.cli import build
@@ -20,7 +21,10 @@ def blocks(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
-def test_python_blocks_run(page):
+def test_python_blocks_run(page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    arrays = (images(2000, 0), labels(2000), images(10, 1), labels(10))
+    write(tmp_path / "mnist", {name: idx_bytes(array) for name, array in zip(IDX, arrays, strict=True)})
+    monkeypatch.setenv("FEDUAL_DATA", str(tmp_path))
     torch.set_default_dtype(torch.float32)  # what a reader has
     scope = {}
     for block in blocks(page):

@@ -67,6 +67,7 @@ class TestTrouble:
             "lr": 0.02,
             "h0": 5e-3,
             "clip": 0.0,
+            "weight_decay": 0.0,
             **changed,
         }
         method, clients = methods.build("ivon-admm", **settings), pairs([12, 13, 14], torch.float32)

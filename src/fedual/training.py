@@ -162,6 +162,7 @@ def fit(
         "rounds": rounds,
         "seed": seed,
         "clients": len(data),
+        "participation": participation,  # before the method, whose numbers may depend on it
         "data": _digest([data.x, data.y, *data.parts, *(data.weights or ())]),
         "method": written(method),
         **({} if asked is method else {"rules": written(asked)}),
@@ -177,7 +178,6 @@ def fit(
         "local_epochs": local_epochs,
         "local_steps": local_steps,
         "scale": scale,
-        "participation": participation,
         "schedule": schedule,
         "decay": decay,
         "noise": noise,
