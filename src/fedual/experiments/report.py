@@ -50,7 +50,7 @@ def _write(name: str, found: Sequence[Record], out: Path) -> tuple[str, list[Pat
         blocks = tables.blocks(name, found)
         text = tables.markdown(name, blocks)
         paths.append(_put(out / f"{name}.csv", tables.comma_separated(blocks)))
-        drawings = _curves(name, found) if name in ("pvi", "tau", "rho", "why") else {}
+        drawings = _curves(name, found) if name in ("pvi", "tau", "rho", "why", "participation") else {}
         if any(figures for block in blocks for figures in block.ours.values()):
             drawings[name] = versus.draw(blocks, TITLES[name])
         text = "\n".join([text, *(_picture(name, title) for title in drawings), ""])
