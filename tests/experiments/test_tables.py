@@ -312,6 +312,12 @@ def test_records_of_a_part_are_its_own_in_the_order_of_seeds():
         (Row("ivon-admm", "tau=0.1", True), "ivon-admm tau=0.1 under q_g", "IVON-ADMM (tau=0.1), under q_g"),
         (Row("ivon-admm", "paper,clip=1.0", False), "ivon-admm paper,clip=1.0", "IVON-ADMM (the paper’s, clip=1.0)"),
         (Row("fedavg", "central", False), "fedavg central", "all data in one place"),
+        (Row("ivon-admm", "tau=0.01", False), "ivon-admm tau=0.01", "IVON-ADMM (tau=0.01)"),
+        (
+            Row("ivon-admm", "default,tau=0.01,train.rounds=25", True),
+            "ivon-admm default,tau=0.01,train.rounds=25 under q_g",
+            "IVON-ADMM (no setting, without tau from the number of examples), under q_g",
+        ),
     ],
 )
 def test_names_of_rows(row: Row, key: str, label: str):

@@ -49,9 +49,11 @@ class Row(NamedTuple):
         """Its name for people."""
         if self.variant == "central":
             return "all data in one place"
-        words = [TAKEN.get(word, word) for word in self.variant.split(",") if not word.startswith("train.rounds=")]
-        first = {"paper": "the paper’s" if words[1:] else "settings of the paper", "default": "no setting"}
-        about = ", ".join([first.get(words[0], words[0]), *words[1:]])
+        first, *more = [word for word in self.variant.split(",") if not word.startswith("train.rounds=")]
+        if first == "default":
+            more = [TAKEN.get(word, word) for word in more]
+        known = {"paper": "the paper’s" if more else "settings of the paper", "default": "no setting"}
+        about = ", ".join([known.get(first, first), *more])
         name = METHODS[self.method][0] + (f" ({about})" if about else "")
         return name + (", under q_g" if self.under else "")
 
