@@ -13,8 +13,8 @@ gain/√S · (noise · RMS(W))² g, whatever λ is; with more steps they go less
 
     α = gain/(λ S√S), at most 0.1
 
-Weights of hidden layers decay, as under a prior, the less their inputs vary from example to example: those of a layer
-that does not tell examples apart yet have to grow first. A first layer's do not: its inputs come in any unit.
+Weights of hidden layers decay, as under a prior, but less where their inputs hardly vary from example to example: a
+layer that does not tell examples apart yet has to grow first. A first layer's do not: its inputs come in any unit.
 
     decay · min(1, 4 Var(x)),  decay = prior/N, at most 0.003
 """
