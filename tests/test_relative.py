@@ -17,7 +17,7 @@ from fedual.errors import InputError
 from fedual.experiments import load
 from fedual.relative import Relative, is_settled, settled
 from fedual.rounds import scheduled
-from fedual.solvers import IVON, Clients, Draws, Gain, Hidden, Minibatches, Network, Noise, Prior, Reach, Units
+from fedual.solvers import IVON, Clients, Draws, Gain, Hidden, Minibatches, Network, Noise, Reach, Units
 from fedual.solvers.scale import sizes, units
 
 
@@ -53,6 +53,8 @@ class TestRelative:
             ({"clients": -1}, "6/K", 1.5),
             ({"examples": 1}, "6*N", 600.0),
             ({"examples": 1, "clients": -1}, "6*N/K", 150.0),
+            ({"examples": 1, "length": 1}, "6*N*L", 600.0),
+            ({"length": -1}, "6/L", 6.0),
         ],
     )
     def test_a_number_and_its_unit(self, unit, text, value):
@@ -87,17 +89,38 @@ class TestRelative:
         plain = methods.build("ivon-admm", damping=0.5, rho=0.2)
         assert gamma(settled(plain, 100, 6000, 0.1)) == 0.1
 
-    @pytest.mark.parametrize(("examples", "decay"), [(40_000, 5e-4), (100, 3e-3)])
+    @pytest.mark.parametrize(("examples", "decay"), [(40_000, 2.5e-6), (100, 1e-3)])
     def test_a_prior_counts_the_less_the_more_examples_there_are(self, examples, decay):
         solver = cast(IVON, settled(methods.build("ivon-admm"), 10, examples).solver)
         assert (type(solver.weight_decay), float(solver.weight_decay)) == (Hidden, pytest.approx(decay))
-        for same in (pickle.loads(pickle.dumps(Prior(20.0))), copy.deepcopy(Prior(20.0))):
-            assert same.at(10, examples) == pytest.approx(decay)
+        waiting = Relative(0.1, Hidden, examples=-1)
+        assert str(waiting) == "0.1·fan_in·min(1, 4Var(x))/N"
+        for same in (pickle.loads(pickle.dumps(waiting)), copy.deepcopy(waiting), waiting * 1.0):
+            assert (type(same.at(10, examples)), same.at(10, examples)) == (Hidden, pytest.approx(decay))
+
+    def test_long_rounds_hold_clients_back(self):
+        """Beyond 200 steps: τ in proportion, γ and steps in inverse proportion, and ρ as it is."""
+        of = lambda steps: settled(methods.build("ivon-admm"), 10, 6000, 1.0, steps)
+        assert of(0) == of(200)
+        assert of(500).tau == pytest.approx(2.5 * of(200).tau)
+        assert gamma(of(500)) == pytest.approx(gamma(of(200)) / 2.5)
+        assert of(500).rho == of(200).rho
+        short, long = (cast(IVON, of(steps).solver) for steps in (200, 500))
+        assert (type(long.lr), type(long.clip)) == (Gain, Units)
+        assert (long.lr, long.clip) == pytest.approx((short.lr / 2.5, short.clip / 2.5))
+
+    @pytest.mark.parametrize("local", [{"local_steps": 401}, {"local_epochs": 33}])
+    def test_fit_counts_the_steps_of_a_client_of_average_size(self, local):
+        clients = [(x[: 6 * (k + 1)], y[: 6 * (k + 1)]) for k, (x, y) in enumerate(pairs(3))]
+        run = fit(mlp(), clients, batch_size=1, rounds=1, device="cpu", **local)
+        steps = local.get("local_steps", 33 * 30 / 3)
+        assert run.method == settled(methods.build("ivon-admm"), 3, 30, 1.0, steps)
+        assert run.method.tau > 4e-8 * 30
 
     def test_what_is_given_is_taken_as_it_is(self):
         method = settled(methods.ivon_admm(rho=0.3, damping=0.5), 7, 100)
         assert (method.rho, gamma(method), method.tau) == (0.3, 0.15, pytest.approx(4e-6))
-        method = methods.build("ivon-admm", rho=0.3, damping=0.5, tau=0.01, lr=0.1, weight_decay=0.0)
+        method = methods.build("ivon-admm", rho=0.3, damping=0.5, tau=0.01, lr=0.1, clip=1.0, weight_decay=0.0)
         assert settled(method, 7, 100) is method
 
     def test_fit_settles_it(self):
@@ -128,13 +151,15 @@ class TestScale:
     def test_weights_of_hidden_layers_decay_where_their_inputs_vary(self):
         model, clients = mlp(), pairs(times=30.0)
         losses = stack(model, clients)
-        found = losses.network.split(Hidden(0.1).each(losses, losses.network.initial().expand(3, -1)))
+        found = losses.network.split(Hidden(1e-4).each(losses, losses.network.initial().expand(3, -1)))
         for name in ("0.weight", "0.bias", "2.bias"):
             assert not found[name].any()
         for k, (x, _) in enumerate(clients):
             varied = float(model[:2](x[torch.arange(64) % len(x)]).detach().var(0, correction=0).mean())
             assert 0.01 < varied < 0.25
-            torch.testing.assert_close(found["2.weight"][k], torch.full((3, 7), 0.4 * varied, dtype=torch.float64))
+            torch.testing.assert_close(found["2.weight"][k], torch.full((3, 7), 28e-4 * varied, dtype=torch.float64))
+        strongest = losses.network.split(Hidden(1.0).each(losses, losses.network.initial().expand(3, -1)))
+        torch.testing.assert_close(strongest["2.weight"], found["2.weight"] * 0.003 / 7e-4)
 
     def test_a_network_of_one_layer_does_not_decay(self):
         losses = stack(nn.Linear(5, 3).double(), pairs())
@@ -150,14 +175,14 @@ class TestScale:
                 torch.testing.assert_close(noise[f"{layer}.{name}"], torch.full_like(noise[f"{layer}.{name}"], half))
 
     def test_the_rate_of_a_round_is_shared_by_its_steps(self):
-        """α = gain/(λS√S), at most 0.1, with S = 2 epochs of 3, 1 and 25 batches of 4; a schedule lowers both."""
+        """α = gain/(λS), at most 0.1, with S = 2 epochs of 3, 1 and 25 batches of 4; a schedule lowers both."""
         losses = stack(mlp(), [pairs(1, size)[0] for size in (12, 3, 100)], local_epochs=2)
         ess = torch.tensor([[10.0], [1.0], [5.0]], dtype=torch.float64)
         found = Gain(6.0).rate(losses, ess)
-        torch.testing.assert_close(found, ess.new_tensor([[6 / (10 * 6**1.5)], [0.1], [6 / (5 * 50**1.5)]]))
+        torch.testing.assert_close(found, ess.new_tensor([[6 / (10 * 6)], [0.1], [6 / (5 * 50)]]))
         for half in (Gain(6.0) * 0.5, pickle.loads(pickle.dumps(0.5 * Gain(6.0)))):
             torch.testing.assert_close(half.rate(losses, ess), found / 2)
-            assert str(half) == "3/λS√S"
+            assert str(half) == "3/λS"
         found = Reach(0.05).rate(losses, losses.network.initial().expand(3, -1))
         torch.testing.assert_close(found, ess.new_tensor([[0.05 / 6], [0.01], [0.05 / 50]]))
 

@@ -35,7 +35,7 @@ from fedual.errors import InputError, hint, require_positive
 from fedual.families import Delta, Diagonal, Family, FixedPrecision, Full, Isotropic, Rule
 from fedual.relative import Relative
 from fedual.servers import Average, Blend, Consensus, Relax, Track
-from fedual.solvers import IVON, SGD, VON, AtServer, Gain, Laplace, Noise, Point, Prior, Reach, Stepper, Units
+from fedual.solvers import IVON, SGD, VON, AtServer, Gain, Hidden, Laplace, Noise, Point, Reach, Stepper, Units
 
 LOCAL = SGD(lr=Reach(0.4))
 """Adam, whose rate goes with the number of steps in a round."""
@@ -118,15 +118,20 @@ def blr(family: Family, beta: float = 1.0, rule: Rule = Delta(), tau: float = 1.
     return Method(family, AtServer(rule), Gradient(), Relax(beta), 1.0, tau)
 
 
-UNTUNED = IVON(lr=Gain(1e8), h0=Noise(0.7), clip=Units(0.03), weight_decay=Prior(20.0))
+UNTUNED = IVON(
+    lr=Relative(8e6, Gain, length=-1),
+    h0=Noise(0.7),
+    clip=Relative(0.06, Units, length=-1),
+    weight_decay=Relative(0.1, Hidden, examples=-1),
+)
 """IVON in the network's own units."""
 
 
 def ivon_admm(
     rho: float = Relative(20.0, clients=-1),
-    damping: float = Relative(0.03),
+    damping: float = Relative(0.1, length=-1),
     delta: float = 1.0,
-    tau: float = Relative(4e-8, examples=1),
+    tau: float = Relative(4e-8, examples=1, length=1),
     solver: IVON = UNTUNED,
 ) -> Method:
     """The Adam-like variant for networks: diagonal Gaussians by IVON, γ = damping·ρ (Algorithm 1, Eq. 59).
@@ -145,7 +150,7 @@ def ivon_admm(
 def ivon_pvi(
     damping: float = Relative(1.0, clients=-1),
     delta: float = 1.0,
-    tau: float = Relative(8e-7, clients=-1, examples=1),
+    tau: float = Relative(8e-7, clients=-1, examples=1, length=1),
     solver: IVON = UNTUNED,
 ) -> Method:
     """Partitioned variational inference with diagonal Gaussians by IVON, damped.

@@ -4,16 +4,24 @@ Each client's problem, divided by N_k/τ, is (1/N_k) Σ_i E_q[ℓ_i] + (ρτ/N_k
 from q_g depends on ρτ/N_k, and what the server makes of it on ρK (Eq. 17 with α = 1/(1 + ρK)). With ρ = c/K and τ = νN
 the first is cν for a client of average size and the second is c, whatever K and N are. A multiplier that moves in every
 tenth round only may move ten times as far: γ, where it is relative, is divided by the share of clients in a round.
+
+The more steps a client takes in a round, the further it drifts. L is the length of a round: the steps of a client of
+average size in multiples of 200, at least 1. In long rounds τ, which holds clients at q_g, is L times as large, and
+steps are L times smaller, as are those of multipliers, which add up how far clients went.
 """
 
-from dataclasses import replace
-from typing import Any, Self
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Self, cast
 
 from fedual.contracts import Method
 
+LONG = 200
+"""Steps of a round that is not long yet."""
+
 
 class Relative(float):
-    """value · K^clients · N^examples, for a federation of K clients with N examples in all.
+    """value · K^clients · N^examples · L^length, for a federation of K clients with N examples in all.
 
     >>> Relative(8.0, clients=-1)
     8/K
@@ -21,34 +29,52 @@ class Relative(float):
     0.8
     """
 
+    rule: Callable[[float], float]
     clients: int
     examples: int
+    length: int
 
-    def __new__(cls, value: float, *, clients: int = 0, examples: int = 0) -> Self:
-        """A number and its unit."""
+    def __new__(
+        cls,
+        value: float,
+        rule: Callable[[float], float] = float,
+        *,
+        clients: int = 0,
+        examples: int = 0,
+        length: int = 0,
+    ) -> Self:
+        """A number and its unit; where it has a rule of its own, too, that gets the number."""
         made = super().__new__(cls, value)
-        made.clients, made.examples = clients, examples
+        made.rule, made.clients, made.examples, made.length = rule, clients, examples, length
         return made
 
-    def at(self, num_clients: int, num_examples: float) -> float:
-        """The number itself, for K clients with N examples."""
-        return float(self) * float(num_clients) ** self.clients * float(num_examples) ** self.examples
+    def at(self, num_clients: int, num_examples: float, length: float = 1.0) -> float:
+        """The number itself, for K clients with N examples and rounds of length L."""
+        powers = float(num_clients) ** self.clients * float(num_examples) ** self.examples * length**self.length
+        return self.rule(float(self) * powers)
+
+    @property
+    def unit(self) -> dict[str, int]:
+        """The powers of K, N and L."""
+        return {"clients": self.clients, "examples": self.examples, "length": self.length}
 
     def __mul__(self, factor: float) -> Self:
         if not isinstance(factor, int | float):
             raise TypeError(f"{self} has no value before the federation is known: see `fedual.relative.settled`.")
         other = factor if isinstance(factor, Relative) else Relative(factor)
-        unit = {"clients": self.clients + other.clients, "examples": self.examples + other.examples}
-        return type(self)(float(self) * float(factor), **unit)
+        unit = {name: power + other.unit[name] for name, power in self.unit.items()}
+        return type(self)(float(self) * float(factor), self.rule, **unit)
 
     __rmul__ = __mul__
 
-    def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, int]]:
-        return (float(self),), {"clients": self.clients, "examples": self.examples}
+    def __getnewargs_ex__(self) -> tuple[tuple[float, Callable[[float], float]], dict[str, int]]:
+        return (float(self), self.rule), self.unit
 
     def __repr__(self) -> str:
-        above = [f"{float(self):g}", *["K"] * self.clients, *["N"] * self.examples]
-        below = [*["K"] * -self.clients, *["N"] * -self.examples]
+        powers = dict(zip("KNL", self.unit.values(), strict=True))
+        number = f"{float(self):g}" if self.rule is float else str(self.rule(float(self)))
+        above = [number, *(name for name, power in powers.items() for _ in range(power))]
+        below = [name for name, power in powers.items() for _ in range(-power)]
         return "/".join(["*".join(above), *below])
 
     __str__ = __repr__
@@ -56,7 +82,7 @@ class Relative(float):
 
 def is_settled(method: Method) -> bool:
     """Whether all its numbers are plain."""
-    return not any(isinstance(value, Relative) for value in (*_numbers(method), _decay(method)))
+    return not _waiting(method.solver) and not any(isinstance(value, Relative) for value in _numbers(method))
 
 
 def taking_part(num_clients: int, participation: float) -> int:
@@ -64,23 +90,39 @@ def taking_part(num_clients: int, participation: float) -> int:
     return max(1, int(participation * num_clients + 0.5))
 
 
-def settled(method: Method, num_clients: int, num_examples: float, participation: float = 1.0) -> Method:
-    """The method with plain numbers, for K clients with N examples in all, of which a share takes part in a round."""
+def average_steps(num_clients: int, num_examples: float, batch_size: int, epochs: int, steps: int | None) -> float:
+    """The steps in a round of a client of average size."""
+    return steps or epochs * num_examples / (max(num_clients, 1) * batch_size)
+
+
+def settled(
+    method: Method, num_clients: int, num_examples: float, participation: float = 1.0, steps: float = 0.0
+) -> Method:
+    """The method with plain numbers, for K clients with N examples in all.
+
+    Args:
+        method: With numbers that wait, or without.
+        num_clients: K.
+        num_examples: N.
+        participation: The share of clients in a round.
+        steps: See `average_steps`.
+    """
     if is_settled(method):
         return method
-    at = lambda value: value.at(num_clients, num_examples) if isinstance(value, Relative) else value
+    length = max(1.0, steps / LONG)
+    at = lambda value: value.at(num_clients, num_examples, length) if isinstance(value, Relative) else value
     rho, tau, gamma = map(at, _numbers(method))
     if gamma is not None and isinstance(_numbers(method)[2], Relative):
         gamma = min(gamma * num_clients / taking_part(num_clients, participation), max(rho, gamma))
     dual: Any = method.dual
-    solver: Any = method.solver
-    if isinstance(decay := _decay(method), Relative):
-        solver = replace(solver, weight_decay=at(decay))
+    solver = replace(cast(Any, method.solver), **{name: at(value) for name, value in _waiting(method.solver).items()})
     return replace(method, rho=rho, tau=tau, dual=dual if gamma is None else replace(dual, gamma=gamma), solver=solver)
 
 
-def _decay(method: Method) -> float | None:
-    return getattr(method.solver, "weight_decay", None)
+def _waiting(solver: Any) -> dict[str, Relative]:
+    """The solver's settings that wait, too."""
+    found = {field.name: getattr(solver, field.name) for field in fields(solver)} if is_dataclass(solver) else {}
+    return {name: value for name, value in found.items() if isinstance(value, Relative)}
 
 
 def _numbers(method: Method) -> tuple[float, float, float | None]:

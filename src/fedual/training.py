@@ -134,10 +134,11 @@ def fit(
     if weights is not None and isinstance(clients, Clients):
         raise InputError("weights are part of `Clients` already: give them there.")
     data = clients if isinstance(clients, Clients) else Clients.from_pairs(clients, weights)
-    asked, method = method, settled(method, len(data), float(data.total_weights.sum()), participation)
     losses = Minibatches(
         network, data.to(network.device), loss, Draws(seed, noise, order), batch_size, local_epochs, local_steps, scale
     )
+    asked, total = method, float(data.total_weights.sum())
+    method = settled(method, len(data), total, participation, losses.average_steps)
     if data.x.numel() * network.dtype.itemsize < free_memory(network.device) // 8:
         losses = replace(losses, prepared=losses.inputs(losses.data.x))
     test = None if test is None else materialise("The test set", test)

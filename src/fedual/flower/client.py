@@ -24,7 +24,7 @@ from fedual.families import Gaussian
 from fedual.flower import wire
 from fedual.flower.site import Order, Site
 from fedual.flower.vault import StateLost, opened
-from fedual.relative import settled
+from fedual.relative import average_steps, settled
 from fedual.rounds import ServerState, scheduled
 from fedual.solvers import Clients, Draws, Minibatches, Network
 from fedual.solvers.checks import check
@@ -97,7 +97,9 @@ def client_app(
             raise InputError("The server runs a method without a name: give it to client_app, too.")
         else:
             found = method
-        return settled(found, config["clients"], config["examples"], config["participation"])
+        clients, total, train = config["clients"], config["examples"], json.loads(config["train"])
+        steps = average_steps(clients, total, train["batch_size"], train["local_epochs"], train["local_steps"])
+        return settled(found, clients, total, config["participation"], steps)
 
     def size(context: Context) -> float:
         """How many examples this site has."""

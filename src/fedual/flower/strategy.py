@@ -26,7 +26,7 @@ from fedual.flower.recount import recount
 from fedual.flower.replies import averaged, by_client, reply_of
 from fedual.flower.roster import Policy, Roster
 from fedual.posterior import Posterior
-from fedual.relative import is_settled, settled
+from fedual.relative import average_steps, is_settled, settled
 from fedual.rounds import begin, scheduled
 from fedual.runs import evidence
 from fedual.solvers import Draws, Network, Stepper
@@ -131,6 +131,7 @@ class BayesianADMM(Strategy):
         self.rounds, self.experiment, self.folder = rounds, experiment, Path(out)
         self.draws, self.participation, self.policy = Draws(seed, noise, order), participation, policy
         self.test, self.evaluate_clients, self.samples = test, evaluate_clients, samples
+        self.local = batch_size, local_epochs, local_steps
         self.loss, self.scale, self.readmit, self.forget = loss, scale, tuple(readmit), tuple(forget)
         self.told: dict[str, Any] = {  # with every message of a round
             "experiment": experiment,
@@ -201,7 +202,8 @@ class BayesianADMM(Strategy):
     @property
     def settled(self) -> Method:
         """The method for the clients that there are."""
-        return settled(self.method, len(self.ledger.members), self.ledger.total, self.participation)
+        clients, total = len(self.ledger.members), self.ledger.total
+        return settled(self.method, clients, total, self.participation, average_steps(clients, total, *self.local))
 
     @property
     def posterior(self) -> Posterior:

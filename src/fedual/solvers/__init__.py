@@ -11,7 +11,7 @@ from fedual.solvers.linear import Linear
 from fedual.solvers.minibatches import Minibatches
 from fedual.solvers.network import Network
 from fedual.solvers.point import Point
-from fedual.solvers.scale import Gain, Hidden, Noise, Prior, Reach, Units
+from fedual.solvers.scale import Gain, Hidden, Noise, Reach, Units
 from fedual.solvers.sgd import SGD
 from fedual.solvers.stochastic import Stepper
 from fedual.solvers.von import VON
@@ -35,7 +35,6 @@ __all__ = [
     "Network",
     "Noise",
     "Point",
-    "Prior",
     "Reach",
     "Stack",
     "Stepper",

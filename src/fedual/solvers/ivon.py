@@ -20,6 +20,7 @@ from torch import Tensor
 from fedual.contracts import Carry, Solution, Subproblem
 from fedual.errors import InputError, require_count, require_positive, require_share
 from fedual.families import Diagonal, Family
+from fedual.relative import Relative
 from fedual.solvers.scale import Gain, Hidden, Noise, Units
 from fedual.solvers.stochastic import Inner, Schedule, Stepper, quadratic, scale, start_mean
 
@@ -68,7 +69,7 @@ class IVON(Stepper):
     @property
     def schedule(self) -> Schedule:
         """A setting that nobody tuned has a rate that falls."""
-        return "harmonic" if isinstance(self.lr, Gain) else "constant"
+        return "harmonic" if isinstance(self.lr, Gain | Relative) else "constant"
 
     def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
         """No momentum, no steps taken."""

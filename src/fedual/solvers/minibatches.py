@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.rnn import pad_sequence
 
 from fedual.errors import require_count, require_positive
+from fedual.relative import average_steps
 from fedual.solvers.clients import Clients
 from fedual.solvers.criteria import Criterion, criterion
 from fedual.solvers.curvature import ggn_diagonal
@@ -123,6 +124,12 @@ class Minibatches:
     def steps(self) -> list[int]:
         """How many steps each client takes in a round."""
         return [self._number_of_steps(client) for client in self.clients]
+
+    @property
+    def average_steps(self) -> float:
+        """Those of a client of average size, of all the federation."""
+        sizes = self.data.sizes
+        return average_steps(len(sizes), sum(sizes), self.batch_size, self.local_epochs, self.local_steps)
 
     @property
     def longest(self) -> int:

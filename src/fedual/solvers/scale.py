@@ -9,14 +9,15 @@ and steps are limited in multiples of it. h begins where the noise σ = 1/√(λ
     h0 = 1/(λ (noise · RMS(W))²)                                                (RMS over one tensor)
 
 and the learning rate is such that the S steps that a client takes in a round, all with a gradient g, add up to
-gain/√S · (noise · RMS(W))² g, whatever λ is; with more steps they go less far, as clients that drift apart should:
+gain · (noise · RMS(W))² g, whatever λ is:
 
-    α = gain/(λ S√S), at most 0.1
+    α = gain/(λ S), at most 0.1
 
-Weights of hidden layers decay, as under a prior, but less where their inputs hardly vary from example to example: a
-layer that does not tell examples apart yet has to grow first. A first layer's do not: its inputs come in any unit.
+Weights of hidden layers decay, as under the prior N(0, 1/(prior · fan_in)), but less where their inputs hardly vary
+from example to example: a layer that does not tell examples apart yet has to grow first. A first layer's do not: its
+inputs come in any unit.
 
-    decay · min(1, 4 Var(x)),  decay = prior/N, at most 0.003
+    decay · min(1, 4 Var(x)),  decay = prior · fan_in/N, at most 0.003
 """
 
 from collections.abc import Callable
@@ -25,7 +26,6 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Tensor, nn
 
-from fedual.relative import Relative
 from fedual.solvers.minibatches import Minibatches
 
 SEEN = 64
@@ -70,7 +70,6 @@ class _Rate(_Rule):
     """A learning rate in units of a round's S steps; `most` is its limit, which a schedule lowers, too."""
 
     fastest: ClassVar[float]
-    power: ClassVar[float] = 1.0
     most: float
 
     def __new__(cls, value: float, most: float | None = None) -> Self:
@@ -84,8 +83,8 @@ class _Rate(_Rule):
     __rmul__ = __mul__
 
     def shared(self, losses: Minibatches, rate: Tensor) -> Tensor:
-        """rate/S^power of each client `(K, 1)`, at most `most`."""
-        return (rate / rate.new_tensor(losses.steps)[:, None] ** self.power).clamp(max=self.most)
+        """rate/S of each client `(K, 1)`, at most `most`."""
+        return (rate / rate.new_tensor(losses.steps)[:, None]).clamp(max=self.most)
 
 
 class Gain(_Rate):
@@ -94,9 +93,8 @@ class Gain(_Rate):
     Where λ h is the curvature of the loss, steps with α > 1 overshoot, so that 0.1 is the most.
     """
 
-    unit = "/λS√S"
+    unit = "/λS"
     fastest = 0.1
-    power = 1.5
 
     def rate(self, losses: Minibatches, ess: Tensor) -> Tensor:
         """α of each client, shaped as λ."""
@@ -125,31 +123,16 @@ class Units(_Rule):
 
 
 class Hidden(_Rule):
-    """A rule for `weight_decay`: that of hidden layers' weights whose inputs vary."""
+    """A rule for `weight_decay`: that of hidden layers' weights whose inputs vary, for one of their inputs."""
 
-    unit = "·min(1, 4Var(x))"
+    unit = "·fan_in·min(1, 4Var(x))"
 
     def each(self, losses: Minibatches, mean: Tensor) -> Tensor:
         """That of every parameter of every client `(K, P)`."""
         hidden = list(_inputs(losses, mean, _variance).items())[1:]
-        found, none = {f"{name}.weight": (4 * varied).clamp(max=1) for name, varied in hidden}, mean[:, 0] * 0
-        return float(self) * _spread(losses, lambda name: found.get(name, none))
-
-
-class Prior(Relative):
-    """A rule for `weight_decay` that waits for N: a prior of this precision has this part in the mean loss.
-
-    >>> Prior(20.0).at(10, 40_000)
-    0.0005·min(1, 4Var(x))
-    """
-
-    def __new__(cls, value: float, *, examples: int = -1, **unit: Any) -> Self:
-        """A precision."""
-        return super().__new__(cls, value, examples=examples, **unit)
-
-    def at(self, num_clients: int, num_examples: float) -> Hidden:
-        """The rule itself, for N examples."""
-        return Hidden(min(super().at(num_clients, num_examples), STRONGEST))
+        most = {name: min(float(self) * _fan_in(losses, name), STRONGEST) for name, _ in hidden}
+        found = {f"{name}.weight": most[name] * (4 * varied).clamp(max=1) for name, varied in hidden}
+        return _spread(losses, lambda name: found.get(name, mean[:, 0] * 0))
 
 
 def units(losses: Minibatches, mean: Tensor) -> Tensor:
@@ -160,10 +143,14 @@ def units(losses: Minibatches, mean: Tensor) -> Tensor:
         owner, _, kind = name.rpartition(".")
         if owner not in seen:
             return torch.full_like(mean[:, 0], OTHER)
-        root = cast(Tensor, losses.network.model.get_submodule(owner).weight)[0].numel() ** 0.5
+        root = _fan_in(losses, owner) ** 0.5
         return 1 / (seen[owner] * root) if kind == "weight" else torch.full_like(mean[:, 0], 1 / root)
 
     return _spread(losses, unit)
+
+
+def _fan_in(losses: Minibatches, layer: str) -> int:
+    return cast(Tensor, losses.network.model.get_submodule(layer).weight)[0].numel()
 
 
 def _variance(x: Tensor) -> Tensor:
