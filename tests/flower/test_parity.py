@@ -72,6 +72,17 @@ def test_every_network_method_has_the_simulators_posterior(tmp_path, name, num, 
     assert [record["counted"] for record in server.history] == [record["counted"] for record in run.history]
 
 
+@pytest.mark.parametrize("local", [{"local_epochs": 250}, {"local_steps": 300}])
+def test_server_and_clients_agree_on_how_long_a_round_is(tmp_path, local):
+    """It is that of a client of average size, whatever the client's own."""
+    given = {"batch_size": 8, "seed": SEED, **local}
+    run = fedual.fit(mlp(), pairs(3), "ivon-admm", ROUNDS, device="cpu", **given)
+    server, _ = deployed(tmp_path, 3, "ivon-admm", **given)
+    assert server.settled == run.method
+    assert run.losses.average_steps > 300 - 1
+    assert_close(server.ledger.server.lam_g, run.server.lam_g, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("mode", ["shared-fixed", "independent"])
 def test_a_clients_draws_are_those_of_its_number(tmp_path, mode):
     """Monte-Carlo noise, order of batches, and dropout, which is always a client's own."""
