@@ -123,6 +123,12 @@ class TestRelative:
         method = methods.build("ivon-admm", rho=0.3, damping=0.5, tau=0.01, lr=0.1, clip=1.0, weight_decay=0.0)
         assert settled(method, 7, 100) is method
 
+    def test_a_solver_of_any_kind_is_left_as_it_is(self):
+        solver = lambda problem: problem
+        method = settled(methods.ivon_admm(solver=solver), 10, 6000)  # pyright: ignore[reportArgumentType]
+        assert is_settled(method)
+        assert method.solver is solver
+
     def test_fit_settles_it(self):
         run = fit(mlp(), pairs(4), rounds=1, local_epochs=1, device="cpu")
         assert run.method == settled(methods.build("ivon-admm"), 4, 48)

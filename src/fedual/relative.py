@@ -13,7 +13,7 @@ steps are L times smaller, as are those of multipliers, which add up how far cli
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from fedual.contracts import Method
 
@@ -91,9 +91,11 @@ def taking_part(num_clients: int, participation: float) -> int:
     return max(1, int(participation * num_clients + 0.5))
 
 
-def average_steps(num_clients: int, num_examples: float, batch_size: int, epochs: int, steps: int | None) -> float:
+def average_steps(
+    num_clients: int, num_examples: float, *, batch_size: int, local_epochs: int, local_steps: int | None
+) -> float:
     """The steps in a round of a client of average size."""
-    return steps or epochs * num_examples / (max(num_clients, 1) * batch_size)
+    return local_steps or local_epochs * num_examples / (max(num_clients, 1) * batch_size)
 
 
 def settled(
@@ -116,7 +118,9 @@ def settled(
     if gamma is not None and isinstance(_numbers(method)[2], Relative):
         gamma = min(gamma * num_clients / taking_part(num_clients, participation), max(rho / 3, gamma))
     dual: Any = method.dual
-    solver = replace(cast(Any, method.solver), **{name: at(value) for name, value in _waiting(method.solver).items()})
+    solver: Any = method.solver
+    if waiting := _waiting(solver):
+        solver = replace(solver, **{name: at(value) for name, value in waiting.items()})
     return replace(method, rho=rho, tau=tau, dual=dual if gamma is None else replace(dual, gamma=gamma), solver=solver)
 
 

@@ -98,7 +98,8 @@ def client_app(
         else:
             found = method
         clients, total, train = config["clients"], config["examples"], json.loads(config["train"])
-        steps = average_steps(clients, total, train["batch_size"], train["local_epochs"], train["local_steps"])
+        local = {name: train[name] for name in ("batch_size", "local_epochs", "local_steps")}
+        steps = average_steps(clients, total, **local)
         return settled(found, clients, total, config["participation"], steps)
 
     def size(context: Context) -> float:

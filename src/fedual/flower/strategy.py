@@ -131,7 +131,7 @@ class BayesianADMM(Strategy):
         self.rounds, self.experiment, self.folder = rounds, experiment, Path(out)
         self.draws, self.participation, self.policy = Draws(seed, noise, order), participation, policy
         self.test, self.evaluate_clients, self.samples = test, evaluate_clients, samples
-        self.local = batch_size, local_epochs, local_steps
+        self.local = local
         self.loss, self.scale, self.readmit, self.forget = loss, scale, tuple(readmit), tuple(forget)
         self.told: dict[str, Any] = {  # with every message of a round
             "experiment": experiment,
@@ -203,7 +203,7 @@ class BayesianADMM(Strategy):
     def settled(self) -> Method:
         """The method for the clients that there are."""
         clients, total = len(self.ledger.members), self.ledger.total
-        return settled(self.method, clients, total, self.participation, average_steps(clients, total, *self.local))
+        return settled(self.method, clients, total, self.participation, average_steps(clients, total, **self.local))
 
     @property
     def posterior(self) -> Posterior:

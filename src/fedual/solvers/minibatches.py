@@ -128,8 +128,8 @@ class Minibatches:
     @property
     def average_steps(self) -> float:
         """Those of a client of average size, of all the federation."""
-        sizes = self.data.sizes
-        return average_steps(len(sizes), sum(sizes), self.batch_size, self.local_epochs, self.local_steps)
+        local = {"batch_size": self.batch_size, "local_epochs": self.local_epochs, "local_steps": self.local_steps}
+        return average_steps(len(self.data.sizes), sum(self.data.sizes), **local)
 
     @property
     def longest(self) -> int:
