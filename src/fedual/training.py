@@ -137,7 +137,7 @@ def fit(
     losses = Minibatches(
         network, data.to(network.device), loss, Draws(seed, noise, order), batch_size, local_epochs, local_steps, scale
     )
-    asked, total = method, float(data.total_weights.sum())
+    total = float(data.total_weights.sum())
     method = settled(method, len(data), total, participation, losses.average_steps)
     if data.x.numel() * network.dtype.itemsize < free_memory(network.device) // 8:
         losses = replace(losses, prepared=losses.inputs(losses.data.x))
@@ -163,10 +163,10 @@ def fit(
         "rounds": rounds,
         "seed": seed,
         "clients": len(data),
+        "examples": total,
         "participation": participation,  # before the method, whose numbers may depend on it
         "data": _digest([data.x, data.y, *data.parts, *(data.weights or ())]),
         "method": written(method),
-        **({} if asked is method else {"rules": written(asked)}),
         "test": None if test is None else _digest(list(test)),
         "parameters": network.dim,
         "network": f"{type(model).__name__} {_hash(repr(model).encode())}",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedual.experiments.records import Cell, Record
+from fedual.relative import average_steps, settled
 from fedual.training import written
 
 Curve = Callable[[int], float | None]
@@ -39,6 +40,9 @@ def record(
     history |= {key: [1 for _ in numbers] for key in ("bytes_up", "bytes_down")}
     history |= {key: [at(curve, round) for round in numbers] for key, curve in curves.items()}
     described = {**json.loads(json.dumps(loaded.describe())), "validation": 0.0}
+    federation = {"clients": 10, "examples": 6000.0, "participation": 1.0}
+    local = {"batch_size": 32, "local_epochs": 10, "local_steps": None}
+    method_here = settled(loaded.build(), *federation.values(), average_steps(10, 6000.0, **local))
     return {
         "scenario": scenario,
         "method": method,
@@ -47,7 +51,13 @@ def record(
         "diverged": None,
         "outliers": {},
         "environment": {"device": device},
-        "config": {"rounds": planned, "scenario": described, "method": written(loaded.build())},
+        "config": {
+            "rounds": planned,
+            "scenario": described,
+            "method": written(method_here),
+            **federation,
+            **local,
+        },
         **more,
         "history": history,
     }

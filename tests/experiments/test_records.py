@@ -1,10 +1,12 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from experiments.synthetic import keep, record
 
+from fedual import relative
 from fedual.errors import DataError, InputError
 from fedual.experiments import load, records
 from fedual.experiments.records import Cell, current, logged, read, read_all, write
@@ -176,7 +178,7 @@ def test_no_records(tmp_path: Path):
     assert read_all(tmp_path) == []
 
 
-@pytest.mark.parametrize("variant", ["", "paper", "tau=0.03"])
+@pytest.mark.parametrize("variant", ["", "paper", "tau=0.03", "default"])
 def test_a_record_of_the_present_settings_is_current(variant: str):
     assert current(record(MNIST, "ivon-admm", variant))
 
@@ -197,6 +199,22 @@ def test_a_record_of_other_settings_is_not_current(change):
     found = record(MNIST, "ivon-admm")
     change(found["config"])
     assert not current(found)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("clients", 20), ("examples", 12000.0), ("participation", 0.5), ("local_epochs", 90), ("examples", None)],
+)
+def test_rules_that_have_other_numbers_in_its_federation_make_a_record_old(key: str, value: Any):
+    found = record(MNIST, "ivon-admm", "default")
+    found["config"].pop(key) if value is None else found["config"].update({key: value})
+    assert not current(found)
+
+
+def test_a_change_of_rules_that_leaves_its_numbers_leaves_a_record_current(monkeypatch: pytest.MonkeyPatch):
+    found = record(MNIST, "ivon-admm", "default")
+    monkeypatch.setattr(relative, "LONG", 2 * relative.LONG)  # its rounds are short either way
+    assert current(found)
 
 
 @pytest.mark.parametrize("gone", [{"scenario": "fmnist-old"}, {"variant": "old"}, {"method": "sgd"}])

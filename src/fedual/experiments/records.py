@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedual.contracts import Method
 from fedual.errors import DataError, InputError
 from fedual.experiments.scenario import Scenario, load
+from fedual.relative import average_steps, settled
 from fedual.runs import files
 from fedual.runs.values import plain, without_nan
 from fedual.training import written
@@ -106,9 +108,9 @@ def current(record: Record) -> bool:
         scenario = cell_of(record).load()
     except InputError:  # a scenario, preset or setting that is no more
         return False
-    same = plain({**scenario.describe(), "validation": 0.0}) == record["config"]["scenario"]
-    config = record["config"]  # a method with rules is written as it was asked for, and as it was in this federation
-    same = same and config.get("rules", config["method"]) == written(scenario.build())
+    config = record["config"]
+    same = plain({**scenario.describe(), "validation": 0.0}) == config["scenario"]
+    same = same and config["method"] == written(_settled(scenario.build(), config))
     return same and config["rounds"] == scenario.train["rounds"]
 
 
@@ -122,6 +124,14 @@ def logged(record: Record, key: str, round: int) -> float | None:
     window = [values.get(r) for r in range(max(1, round - 2), round + 1)]
     known = [value for value in window if value is not None]
     return statistics.fmean(known) if values.get(round) is not None else None
+
+
+def _settled(method: Method, config: Mapping[str, Any]) -> Method:
+    """The method with the numbers that its rules have in a record's federation."""
+    clients, examples = config["clients"], config.get("examples", 1.0)  # which older ones do not say
+    local = {key: config[key] for key in ("batch_size", "local_epochs", "local_steps")}
+    steps = average_steps(clients, examples, **local)
+    return settled(method, clients, examples, config["participation"], steps)
 
 
 def _whole(record: Any) -> bool:
