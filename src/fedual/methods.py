@@ -119,7 +119,7 @@ def blr(family: Family, beta: float = 1.0, rule: Rule = Delta(), tau: float = 1.
 
 
 UNTUNED = IVON(
-    lr=Relative(8e6, Gain, length=-1),
+    lr=Relative(1.2e7, Gain, length=-1),
     h0=Noise(0.7),
     clip=Relative(0.06, Units, length=-1),
     weight_decay=Relative(0.1, Hidden, examples=-1),
@@ -131,7 +131,7 @@ def ivon_admm(
     rho: float = Relative(20.0, clients=-1),
     damping: float = Relative(0.1, length=-1),
     delta: float = 1.0,
-    tau: float = Relative(4e-8, examples=1, length=1),
+    tau: float = Relative(1.6e-8, examples=1, length=2),
     solver: IVON = UNTUNED,
 ) -> Method:
     """The Adam-like variant for networks: diagonal Gaussians by IVON, γ = damping·ρ (Algorithm 1, Eq. 59).
@@ -150,7 +150,7 @@ def ivon_admm(
 def ivon_pvi(
     damping: float = Relative(1.0, clients=-1),
     delta: float = 1.0,
-    tau: float = Relative(8e-7, clients=-1, examples=1, length=1),
+    tau: float = Relative(3.2e-7, clients=-1, examples=1, length=2),
     solver: IVON = UNTUNED,
 ) -> Method:
     """Partitioned variational inference with diagonal Gaussians by IVON, damped.
