@@ -177,14 +177,15 @@ def fedprox(rho: float = 0.001, solver: SGD = LOCAL) -> Method:
     return Method(Isotropic(1.0), solver, Zero(), Average(), rho, mean_loss=True)
 
 
-def feddyn(rho: float = 0.01, solver: SGD = LOCAL) -> Method:
+def feddyn(rho: float = 0.01, damping: float = 1.0, solver: SGD = LOCAL) -> Method:
     """Dynamic regularisation: ADMM on the clients' mean losses, without a prior (Acar et al. 2021; their α is ρ).
 
     Equivalence: v_k = −∇L_k(θ_k) as they write it; at a fixed point Σ_k ∇L_k(θ_g) = 0 for clients of equal weight,
     whoever takes part. With a prior and everybody in every round it would be `admm`.
     """
     require_positive("rho", rho)
-    return Method(Isotropic(1.0), solver, Natural(rho), Consensus(), rho, mean_loss=True)
+    require_positive("damping", damping)
+    return Method(Isotropic(1.0), solver, Natural(damping * rho), Consensus(), rho, mean_loss=True)
 
 
 def fedadmm(rho: float = 0.01, server_step: float = 1.0, solver: SGD = LOCAL) -> Method:
