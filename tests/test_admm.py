@@ -10,7 +10,7 @@ from fedual import admm, methods
 from fedual.admm import client_update, init, readmit, server_update, step, subproblem
 from fedual.contracts import Method, Totals
 from fedual.duals import Expectation, Natural, Zero
-from fedual.families import Full, kl
+from fedual.families import Diagonal, Full, kl
 from fedual.servers import Blend
 from fedual.solvers import Conjugate, Exact
 
@@ -309,7 +309,35 @@ class TestOutOfDomain:
         lam_g, shortened = server_update(method, state.lam_g, state.prior, bad, two(state), 2)
         assert 0 < shortened <= least
         admm.check(problem.family, lam_g)
-        torch.testing.assert_close(lam_g, torch.lerp(state.lam_g, state.prior + bad, shortened))
+        torch.testing.assert_close(lam_g, torch.lerp(state.lam.mean(0), state.prior + bad, shortened))
+
+    def test_coordinates_of_a_diagonal_step_that_lose_their_precision_do_not_take_part(self):
+        """Of precisions 10 → 20, 6, −10, 4 the third leaves; the last is too near to that."""
+        family = Diagonal()
+        method = methods.pvi(family, Exact())
+        mean = family.natural(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.full((4,), 10.0))
+        change = family.natural(torch.tensor([1.0, -2.0, 5.0, 1.0]), torch.tensor([10.0, -4.0, -20.0, -6.0]))
+        clients = two(init(method, mean, 2))
+        lam_g, shortened = server_update(method, family.natural(torch.ones(4)), mean, change, clients, 2)
+        assert shortened == 0.5
+        torch.testing.assert_close(lam_g, torch.cat([(mean + change)[:, :2], mean[:, 2:]], -1))
+
+    def test_a_diagonal_step_that_stays_inside_is_taken_however_far_it_goes(self):
+        family = Diagonal()
+        now, change = (family.natural(torch.ones(2), torch.tensor(s)) for s in ([10.0, 10.0], [-9.99, 0.0]))
+        method = methods.pvi(family, Exact())
+        lam_g, shortened = server_update(method, now, now, change, two(init(method, now, 2)), 2)
+        assert shortened == 1.0
+        assert torch.equal(lam_g, now + change)
+
+    @pytest.mark.parametrize("family", [Diagonal(), Full()], ids=str)
+    def test_a_diagonal_or_full_step_that_is_not_finite_is_refused(self, family):
+        now = family.natural(torch.ones(3))
+        method = methods.pvi(family, Exact())
+        state = init(method, now, 2)
+        lam_g, shortened = server_update(method, now, now, torch.full_like(now, torch.nan), two(state), 2)
+        assert shortened == 0.0
+        assert torch.equal(lam_g, now)
 
     def test_a_server_step_that_is_not_finite_is_refused(self):
         problem = linear_bits(num_clients=2, dim=3)

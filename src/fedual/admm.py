@@ -186,30 +186,19 @@ def server_update(
 ) -> tuple[Tensor, float]:
     """Line 3, with the clients that count; without any, λ_g stays.
 
-    The domain is convex and λ_g is inside, so a step that would leave it is halved until it does not.
-    Returns λ_g and the part of the step that was taken.
+    Where it would leave the domain, the multipliers count less: it goes only a part of the way from mean_k λ_k, which
+    is inside. Returns λ_g and that part.
     """
     if not totals.count:
         return lam_g, 1.0
     assert isinstance(totals.lam, Tensor)
+    mean, before = totals.lam / totals.weight, totals.before / totals.weight
     target = method.server(
-        Gathered(
-            lam_g,
-            prior,
-            totals.lam / totals.weight,
-            totals.before / totals.weight,
-            eta_sum,
-            totals.eta,
-            totals.count,
-            num_clients,
-            method.rho,
-        )
+        Gathered(lam_g, prior, mean, before, eta_sum, totals.eta, totals.count, num_clients, method.rho)
     )
-    shortened, new = 1.0, target
-    while not method.family.inside(new) and shortened > 0:
-        shortened = shortened / 2 if shortened > 1e-6 and finite(target) else 0.0
-        new = torch.lerp(lam_g, target, shortened) if shortened else lam_g
-    return new, shortened
+    if method.family.inside(target):
+        return target, 1.0
+    return method.family.backtrack(mean, target) if finite(target) else (lam_g, 0.0)
 
 
 def readmit(method: Method, state: State, lost: Tensor) -> State:

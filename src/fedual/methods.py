@@ -13,7 +13,7 @@
 | `ivon_pvi`            | Diagonal          | IVON         | 1        | Natural(damping)  | Blend(1)            |
 | `fedavg`              | Isotropic(1)      | SGD          | 0        | Zero()            | Average()           |
 | `fedprox`             | Isotropic(1)      | SGD          | ρ        | Zero()            | Average()           |
-| `feddyn`              | Isotropic(1)      | SGD          | ρ        | Natural(ρ)        | Consensus()         |
+| `feddyn`              | Isotropic(1)      | SGD          | ρ        | Natural(damping·ρ)| Consensus()         |
 | `fedadmm`             | Isotropic(1)      | SGD          | ρ        | Natural(ρ)        | Track(step)         |
 | `fedlap`              | Isotropic(δ)      | SGD          | 1        | Natural(damping)  | Blend(1)            |
 | `fedlap_cov`          | Diagonal          | Laplace      | 1        | Natural(damping)  | Blend(1)            |
@@ -119,7 +119,7 @@ def blr(family: Family, beta: float = 1.0, rule: Rule = Delta(), tau: float = 1.
 
 
 UNTUNED = IVON(
-    lr=Relative(1.2e7, Gain, length=-1),
+    lr=Relative(3e7, Gain, length=-2),
     h0=Noise(0.7),
     clip=Relative(0.06, Units, length=-1),
     weight_decay=Relative(0.1, Hidden, examples=-1),
@@ -131,7 +131,7 @@ def ivon_admm(
     rho: float = Relative(20.0, clients=-1),
     damping: float = Relative(0.1, length=-1),
     delta: float = 1.0,
-    tau: float = Relative(1.6e-8, examples=1, length=2),
+    tau: float = Relative(8e-9, examples=1, length=2),
     solver: IVON = UNTUNED,
 ) -> Method:
     """The Adam-like variant for networks: diagonal Gaussians by IVON, γ = damping·ρ (Algorithm 1, Eq. 59).
@@ -150,7 +150,7 @@ def ivon_admm(
 def ivon_pvi(
     damping: float = Relative(1.0, clients=-1),
     delta: float = 1.0,
-    tau: float = Relative(3.2e-7, clients=-1, examples=1, length=2),
+    tau: float = Relative(1.6e-7, clients=-1, examples=1, length=2),
     solver: IVON = UNTUNED,
 ) -> Method:
     """Partitioned variational inference with diagonal Gaussians by IVON, damped.
@@ -179,6 +179,8 @@ def fedprox(rho: float = 0.001, solver: SGD = LOCAL) -> Method:
 
 def feddyn(rho: float = 0.01, damping: float = 1.0, solver: SGD = LOCAL) -> Method:
     """Dynamic regularisation: ADMM on the clients' mean losses, without a prior (Acar et al. 2021; their α is ρ).
+
+    Undamped, as they have it, the first round goes twice as far as the clients' mean.
 
     Equivalence: v_k = −∇L_k(θ_k) as they write it; at a fixed point Σ_k ∇L_k(θ_g) = 0 for clients of equal weight,
     whoever takes part. With a prior and everybody in every round it would be `admm`.

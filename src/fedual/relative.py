@@ -7,8 +7,9 @@ tenth round only may move ten times as far: γ, where it is relative, is divided
 no further than to ρ/3: nearer to ρ, few clients a round diverge.
 
 The more steps a client takes in a round, the further it drifts. L is the length of a round: the steps of a client of
-average size in multiples of 200, at least 1. In long rounds τ, which holds clients at q_g, is L times as large, and
-steps are L times smaller, as are those of multipliers, which add up how far clients went.
+average size in multiples of 200, at least 1. In long rounds τ, which holds clients at q_g, is L² times as large, the
+rate L² times smaller, and the limit on a step L times, as are the steps of multipliers, which add up how far clients
+went.
 """
 
 from collections.abc import Callable

@@ -94,7 +94,7 @@ LAP = {"delta": 3.0, "damping": 0.25, "tau": 2.0}
 CASES: dict[str, tuple[Callable[[Any], Method], Callable[..., papers.Rounds]]] = {
     "fedavg": (methods.fedavg, papers.fedavg),
     "fedprox": (lambda solver: methods.fedprox(0.4, solver), lambda *run: papers.fedavg(*run, mu=0.4)),
-    "feddyn": (lambda solver: methods.feddyn(0.6, solver), lambda *run: papers.feddyn(*run, alpha=0.6)),
+    "feddyn": (lambda solver: methods.feddyn(0.6, solver=solver), lambda *run: papers.feddyn(*run, alpha=0.6)),
     "fedadmm": (lambda solver: methods.fedadmm(0.6, 0.8, solver), lambda *run: papers.fedadmm(*run, rho=0.6, eta=0.8)),
     "fedlap": (lambda solver: methods.fedlap(**LAP, solver=solver), lambda *run: papers.fedlap(*run, **LAP)),
     "fedlap-cov": (
@@ -142,7 +142,7 @@ class TestFedDyn:
     def test_h_and_the_gradients_are_what_they_stand_for(self):
         """∇L_k(θ_k) of each client when it last took part, and h their mean over all clients, the absent included."""
         seen = np.zeros(NUM, bool)
-        for s, state in zip(SOME, exactly(methods.feddyn(0.6, EXACT), SOME), strict=True):
+        for s, state in zip(SOME, exactly(methods.feddyn(0.6, solver=EXACT), SOME), strict=True):
             seen[s] = True
             gradient = np.where(seen[:, None], np.einsum("kij,kj->ki", H, state.lam[:, 0].numpy()) - C, 0)
             near(state.eta[:, 0], -gradient)
@@ -157,17 +157,27 @@ class TestFedDyn:
         own = np.stack([np.linalg.lstsq(h, c, rcond=None)[0] for h, c in zip(H, C, strict=True)])
         drifted = np.linalg.solve(np.tensordot(N, part, 1), np.einsum("k,kij,kj->i", N, part, own))
         near(last(trained(methods.fedavg(self.GD), plan)).server, drifted)
-        near(last(trained(methods.feddyn(2.0, self.GD), plan)).server, self.OPTIMUM)
+        near(last(trained(methods.feddyn(2.0, solver=self.GD), plan)).server, self.OPTIMUM)
         places = [drifted, self.OPTIMUM, self.POOLED]
         assert min(np.linalg.norm(a - b) for i, a in enumerate(places) for b in places[:i]) > 0.05
 
     def test_it_converges_with_half_of_the_clients_a_round(self):
         random = np.random.default_rng(0)
         plan = [sorted(random.choice(NUM, 2, replace=False).tolist()) for _ in range(170)]
-        near(last(trained(methods.feddyn(2.0, self.GD), plan)).server, self.OPTIMUM)
+        near(last(trained(methods.feddyn(2.0, solver=self.GD), plan)).server, self.OPTIMUM)
+
+    def test_damped_it_goes_less_far_to_the_same_place(self):
+        """θ_g = mean θ_k + damping (mean θ_k − θ_g) after a round: 1 goes twice as far as FedAvg."""
+        (full,), (damped,) = (
+            [x.lam_g[0].numpy() for x in exactly(methods.feddyn(0.6, damping=d, solver=EXACT), EVERYBODY[:1])]
+            for d in (1.0, 0.1)
+        )
+        near(damped - START, 1.1 / 2 * (full - START))
+        plan = [[0, 1, 2, 3]] * 300
+        near(last(trained(methods.feddyn(2.0, damping=0.3, solver=self.GD), plan)).server, self.OPTIMUM)
 
     def test_it_is_fedadmm_where_everybody_takes_part_and_only_there(self):
-        ours, theirs = methods.feddyn(0.6, SGD(lr=0.05)), methods.fedadmm(0.6, 1.0, SGD(lr=0.05))
+        ours, theirs = methods.feddyn(0.6, solver=SGD(lr=0.05)), methods.fedadmm(0.6, 1.0, SGD(lr=0.05))
         for one, other in zip(trained(ours, EVERYBODY), trained(theirs, EVERYBODY), strict=True):
             near(one.server, other.server)
         apart = last(trained(ours, SOME)).server - last(trained(theirs, SOME)).server

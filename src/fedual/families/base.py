@@ -16,6 +16,9 @@ from torch import Tensor
 from fedual.errors import DomainError, InputError
 from fedual.families.quadrature import Rule
 
+SHORTEST = 1e-6
+"""A step of which not even this part stays inside the domain is not taken."""
+
 
 class Family(ABC):
     """What every exponential family supplies; see CONTRIBUTING.md for a skeleton to copy."""
@@ -59,6 +62,15 @@ class Family(ABC):
         """True where a whole λ is inside the domain, `(..., R, P)` → `(...)`."""
         bad = self.violations(lam)
         return ~bad if bad.dim() == lam.dim() - 2 else ~bad.any(-1)
+
+    def backtrack(self, lam: Tensor, target: Tensor) -> tuple[Tensor, float]:
+        """λ + t (target − λ), and t: the first of 1, ½, ¼, … that is inside the domain, which is convex and has λ."""
+        part = 1.0
+        while part > SHORTEST:
+            if self.inside(new := torch.lerp(lam, target, part)):
+                return new, part
+            part /= 2
+        return lam, 0.0
 
     def log_base(self, theta: Tensor) -> Tensor:
         """Log h(θ), `(..., P)` → `(...)`; zero unless a family says otherwise."""

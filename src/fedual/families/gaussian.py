@@ -23,6 +23,8 @@ from fedual.families.base import Family, finite
 from fedual.families.quadrature import Rule
 
 LOG_2PI = math.log(2 * math.pi)
+LEAST = 0.5
+"""In a step that leaves the domain, coordinates that lose more of their precision do not take part."""
 
 Curvature = Literal["none", "diagonal", "full"]
 """How much of a Hessian is wanted."""
@@ -127,6 +129,15 @@ class Diagonal(Gaussian):
     def inside(self, lam: Tensor) -> Tensor:
         """Two passes over λ, and no memory of its size: every client is asked in every round."""
         return finite(lam) & (lam[..., 1, :].amax(-1) < 0)
+
+    def backtrack(self, lam: Tensor, target: Tensor) -> tuple[Tensor, float]:
+        """Coordinates that would lose more than half of their precision stay; the part of them that does not.
+
+        With one t for all, a single one would hold the others back. And a t for each, which leaves it a part of its
+        precision s, would drive its mean λ[0]/s away, round after round.
+        """
+        stay = self.precision(target) < LEAST * self.precision(lam)
+        return torch.where(stay, lam, target), 1 - float(stay.to(lam.dtype).mean())
 
     def place(self, lam: Tensor, noise: Tensor) -> Tensor:
         """θ = m + ε/√s."""
