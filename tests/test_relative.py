@@ -89,6 +89,11 @@ class TestRelative:
         plain = methods.build("ivon-admm", damping=0.5, rho=0.2)
         assert gamma(settled(plain, 100, 6000, 0.1)) == 0.1
 
+    @pytest.mark.parametrize(("clients", "most"), [(1, 1.0), (2, 0.5), (3, 1 / 3), (100, 1 / 3)])
+    def test_multipliers_never_run_ahead(self, clients, most):
+        method = settled(methods.ivon_admm(damping=Relative(7.0, length=-1)), clients, 6000)
+        assert gamma(method) == pytest.approx(most * method.rho)
+
     @pytest.mark.parametrize(("examples", "decay"), [(40_000, 2.5e-6), (100, 1e-3)])
     def test_a_prior_counts_the_less_the_more_examples_there_are(self, examples, decay):
         solver = cast(IVON, settled(methods.build("ivon-admm"), 10, examples).solver)

@@ -4,7 +4,7 @@ Each client's problem, divided by N_k/τ, is (1/N_k) Σ_i E_q[ℓ_i] + (ρτ/N_k
 from q_g depends on ρτ/N_k, and what the server makes of it on ρK (Eq. 17 with α = 1/(1 + ρK)). With ρ = c/K and τ = νN
 the first is cν for a client of average size and the second is c, whatever K and N are. A multiplier that moves in every
 tenth round only may move ten times as far: γ, where it is relative, is divided by the share of clients in a round, but
-no further than to ρ/3: nearer to ρ, few clients a round diverge.
+it ends at ρ/3 (with fewer than three clients at ρ/K): nearer to ρ, multipliers run ahead of the clients, and diverge.
 
 The more steps a client takes in a round, the further it drifts. L is the length of a round: the steps of a client of
 average size in multiples of 200, at least 1. In long rounds τ, which holds clients at q_g, is L² times as large, the
@@ -117,7 +117,7 @@ def settled(
     at = lambda value: value.at(num_clients, num_examples, length) if isinstance(value, Relative) else value
     rho, tau, gamma = map(at, _numbers(method))
     if gamma is not None and isinstance(_numbers(method)[2], Relative):
-        gamma = min(gamma * num_clients / taking_part(num_clients, participation), max(rho / 3, gamma))
+        gamma = min(gamma * num_clients / taking_part(num_clients, participation), rho * max(1 / 3, 1 / num_clients))
     dual: Any = method.dual
     solver: Any = method.solver
     if waiting := _waiting(solver):
