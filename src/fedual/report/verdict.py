@@ -169,7 +169,7 @@ def _shortened(run: Seen) -> Remark | None:
     if not parts:
         return None
     cause = f"In {_rounds(len(parts))} the whole step of the server would have left the domain"
-    text = f"{cause}; at least {min(parts):.2g} of it was taken."
+    text = f"{cause}; at least {min(parts):.6g} of it was taken."
     return Remark("note", "Steps shortened", text)
 
 
