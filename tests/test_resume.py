@@ -227,6 +227,12 @@ class TestResume:
         with pytest.raises(InputError, match=r"holds a run of 2 rounds: resume it"):
             train(tmp_path, rounds=2)
 
+    def test_a_run_that_does_not_name_what_was_added_since_goes_on(self, tmp_path: Path):
+        first, path = train(tmp_path, rounds=2), tmp_path / "config.json"
+        older = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("decay", "examples")}
+        path.write_text(json.dumps(older))
+        assert train(tmp_path, rounds=2, resume=True).history == first.history
+
     @pytest.mark.parametrize(
         ("key", "changed"),
         [

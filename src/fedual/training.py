@@ -163,9 +163,9 @@ def fit(
         "rounds": rounds,
         "seed": seed,
         "clients": len(data),
-        "examples": total,
         "participation": participation,  # before the method, whose numbers may depend on it
         "data": _digest([data.x, data.y, *data.parts, *(data.weights or ())]),
+        "examples": total,
         "method": written(method),
         "test": None if test is None else _digest(list(test)),
         "parameters": network.dim,
