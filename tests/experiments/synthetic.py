@@ -42,7 +42,7 @@ def record(
     described = {**json.loads(json.dumps(loaded.describe())), "validation": 0.0}
     federation = {"clients": 10, "examples": 6000.0, "participation": 1.0}
     local = {"batch_size": 32, "local_epochs": 10, "local_steps": None}
-    method_here = settled(loaded.build(), *federation.values(), average_steps(10, 6000.0, **local))
+    settings = settled(loaded.build(), 10, 6000.0, 1.0, average_steps(10, 6000.0, **local))
     return {
         "scenario": scenario,
         "method": method,
@@ -54,7 +54,7 @@ def record(
         "config": {
             "rounds": planned,
             "scenario": described,
-            "method": written(method_here),
+            "method": written(settings),
             **federation,
             **local,
         },
