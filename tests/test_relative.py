@@ -72,11 +72,12 @@ class TestRelative:
 
     @pytest.mark.parametrize("name", ["ivon-admm", "ivon-pvi"])
     def test_what_a_client_may_do_depends_on_its_share_alone(self, name):
-        """ρτ/N_k and, for ADMM, ρK are the same for 10 clients and for 1,000, of 50 examples or of 5,000."""
+        """ρτ/N_k, the same for both, and ρK of ADMM do not depend on how many clients or examples there are."""
         assert not is_settled(methods.build(name))
         of = lambda k, size: settled(methods.build(name), k, k * size)
         radii = {(k, size): of(k, size).rho * of(k, size).tau / size for k in (10, 1000) for size in (50, 5000)}
-        assert list(radii.values()) == pytest.approx([radii[10, 50]] * 4)
+        admm = settled(methods.build("ivon-admm"), 7, 700)
+        assert list(radii.values()) == pytest.approx([admm.rho * admm.tau / 100] * 4)
         assert gamma(of(10, 50)) / gamma(of(1000, 50)) == pytest.approx(100)
         assert is_settled(of(10, 50))
 
@@ -123,8 +124,8 @@ class TestRelative:
         assert run.method.tau > settled(methods.build("ivon-admm"), 3, 30).tau
 
     def test_what_is_given_is_taken_as_it_is(self):
-        method = settled(methods.ivon_admm(rho=0.3, damping=0.5), 7, 100)
-        assert (method.rho, gamma(method)) == (0.3, 0.15)
+        method, usual = (settled(x, 7, 100) for x in (methods.ivon_admm(rho=0.3, damping=0.5), methods.ivon_admm()))
+        assert (method.rho, gamma(method), method.tau) == (0.3, 0.15, usual.tau)
         method = methods.build("ivon-admm", rho=0.3, damping=0.5, tau=0.01, lr=0.1, clip=1.0, weight_decay=0.0)
         assert settled(method, 7, 100) is method
 
