@@ -1,6 +1,7 @@
 """What TensorBoard reads back from the event files."""
 
 import struct
+import time
 from pathlib import Path
 
 import numpy as np
@@ -92,3 +93,12 @@ def test_one_tracker_serves_one_run_after_the_other(tmp_path: Path):
     train(tracker, rounds=3)
     run = train(tracker, rounds=2, seed=1)
     assert scalars(tmp_path) == single(numbers(run))
+
+
+def test_a_file_of_the_same_second_is_read_before_the_new_one(tmp_path: Path):
+    """Names hold whole seconds, then the host, the process and a count, in which 10 comes before 9."""
+    train(tensorboard(tmp_path))
+    (first,) = tmp_path.iterdir()
+    first = first.rename(tmp_path / f"events.out.tfevents.{int(time.time()):010d}.zzz")
+    train(tensorboard(tmp_path))
+    assert first != max(tmp_path.iterdir())

@@ -1,6 +1,7 @@
 """TensorBoard: one folder of event files."""
 
 import os
+import time
 from pathlib import Path
 
 from fedual.runs.packages import load
@@ -20,7 +21,7 @@ def tensorboard(folder: str | os.PathLike[str]) -> Tracker:
     package = load("fedual.trackers.tensorboard", "torch.utils.tensorboard", "tensorboard")
 
     def open(run: Run) -> Backend:
-        known = any(Path(folder).glob("events.out.tfevents.*"))
+        known = _wait(Path(folder))
         # rounds after the checkpoint that a resumed run starts from come again: TensorBoard drops their first version
         writer = package.SummaryWriter(str(folder), purge_step=run.server.round + 1 if known else None)
         if not known:
@@ -34,6 +35,17 @@ def tensorboard(folder: str | os.PathLike[str]) -> Tracker:
         return Backend(run.server.round if known else 0, log, lambda failed: writer.close())
 
     return Tracker(open)
+
+
+def _wait(folder: Path) -> bool:
+    """Whether event files are there; not in the second of the latest of them.
+
+    TensorBoard reads files in the order of their names, which hold whole seconds: of two files of one second the newer
+    may come first, and its purge step would purge nothing.
+    """
+    if any(folder.glob(f"events.out.tfevents.{int(time.time())}.*")):
+        time.sleep(1 - time.time() % 1)
+    return any(folder.glob("events.out.tfevents.*"))
 
 
 def _table(run: Run) -> str:
