@@ -95,6 +95,19 @@ class TestRelative:
         method = settled(methods.ivon_admm(damping=Relative(7.0, length=-1)), clients, 6000)
         assert gamma(method) == pytest.approx(most * method.rho)
 
+    def test_the_proximal_term_outweighs_the_multiplier_of_the_largest_client(self):
+        """ρ is at least twice its share, at the same ρτ and γ/ρ; a ρ that is given stays, and so does its τ."""
+        of = lambda share, **given: settled(methods.ivon_admm(**given), 100, 6000, 0.5, largest=share)
+        usual, raised = of(0.01), of(0.3)
+        assert usual == of(0.1) == of(0.0)
+        assert (raised.rho, usual.rho) == pytest.approx((0.6, 0.2))
+        assert raised.rho * raised.tau == pytest.approx(usual.rho * usual.tau)
+        assert gamma(raised) / raised.rho == pytest.approx(gamma(usual) / usual.rho)
+        assert of(0.3, tau=1.0).tau == 1.0
+        assert of(0.3, rho=0.2) == of(0.0, rho=0.2)
+        pvi = methods.build("ivon-pvi")
+        assert settled(pvi, 100, 6000, largest=0.9) == settled(pvi, 100, 6000)
+
     @pytest.mark.parametrize(("examples", "decay"), [(40_000, 2.5e-6), (100, 1e-3)])
     def test_a_prior_counts_the_less_the_more_examples_there_are(self, examples, decay):
         solver = cast(IVON, settled(methods.build("ivon-admm"), 10, examples).solver)
@@ -134,6 +147,14 @@ class TestRelative:
         method = settled(methods.ivon_admm(solver=solver), 10, 6000)  # pyright: ignore[reportArgumentType]
         assert is_settled(method)
         assert method.solver is solver
+
+    def test_fit_knows_the_share_of_the_largest_client(self):
+        many, (x, y) = pairs(24, size=4), pairs(1, size=32)[0]
+        run = fit(mlp(), [*many, (x, y)], rounds=1, local_epochs=1, device="cpu")
+        assert run.method == settled(methods.build("ivon-admm"), 25, 128, largest=0.25)
+        weights = [torch.ones(4)] * 24 + [torch.full((16,), 2.0)]
+        run = fit(mlp(), [*many, (x[:16], y[:16])], rounds=1, local_epochs=1, device="cpu", weights=weights)
+        assert run.method == settled(methods.build("ivon-admm"), 25, 128, largest=0.25)
 
     def test_fit_settles_it(self):
         run = fit(mlp(), pairs(4), rounds=1, local_epochs=1, device="cpu")

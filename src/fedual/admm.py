@@ -110,7 +110,9 @@ def step(method: Method, state: State, losses: Losses, active: Tensor | None = N
     clients = _clients(active, len(state.lam)).to(state.lam.device)
     share = len(clients) / len(state.lam)
     steps = getattr(losses, "average_steps", 0.0)
-    method = settled(method, len(state.lam), float(num_examples(losses).sum()), share, steps)
+    examples = num_examples(losses)
+    largest = float(examples.max() / examples.sum())
+    method = settled(method, len(state.lam), float(examples.sum()), share, steps, largest)
     refused = counted = torch.zeros(len(state.lam), dtype=torch.bool, device=state.lam.device)
     if not len(clients):
         return state._replace(round=state.round + 1), Info(counted, refused, 1.0, 0.0, 0.0)

@@ -138,7 +138,8 @@ def fit(
         network, data.to(network.device), loss, Draws(seed, noise, order), batch_size, local_epochs, local_steps, scale
     )
     total = float(data.total_weights.sum())
-    method = settled(method, len(data), total, participation, losses.average_steps)
+    largest = float(data.total_weights.max()) / total
+    method = settled(method, len(data), total, participation, losses.average_steps, largest)
     if data.x.numel() * network.dtype.itemsize < free_memory(network.device) // 8:
         losses = replace(losses, prepared=losses.inputs(losses.data.x))
     test = None if test is None else materialise("The test set", test)
@@ -166,6 +167,7 @@ def fit(
         "participation": participation,  # before the method, whose numbers may depend on it
         "data": _digest([data.x, data.y, *data.parts, *(data.weights or ())]),
         "examples": total,
+        "largest": largest,
         "method": written(method),
         "test": None if test is None else _digest(list(test)),
         "parameters": network.dim,

@@ -13,7 +13,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import fedual
-from fedual import admm, methods
+from fedual import admm, methods, relative
 from fedual.contracts import Method
 from fedual.duals import Natural
 from fedual.families import Full, GaussHermite, Isotropic
@@ -80,6 +80,15 @@ def test_server_and_clients_agree_on_how_long_a_round_is(tmp_path, local):
     server, _ = deployed(tmp_path, 3, "ivon-admm", **given)
     assert server.settled == run.method
     assert run.losses.average_steps >= 300
+    assert_close(server.ledger.server.lam_g, run.server.lam_g, rtol=1e-9, atol=1e-12)
+
+
+def test_server_and_clients_agree_on_what_the_largest_client_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(relative, "OUTWEIGH", 50.0)  # ρ follows it at any share
+    run = fedual.fit(mlp(), pairs(3), "ivon-admm", ROUNDS, device="cpu", **LOCAL)
+    server, _ = deployed(tmp_path, 3, "ivon-admm", **LOCAL)
+    assert run.method.rho == pytest.approx(50 * 19 / 36)
+    assert server.settled == run.method
     assert_close(server.ledger.server.lam_g, run.server.lam_g, rtol=1e-9, atol=1e-12)
 
 

@@ -125,6 +125,11 @@ class Ledger:
         """N, of the members."""
         return sum(self.examples.get(client, 0.0) for client in self.members)
 
+    @property
+    def largest(self) -> float:
+        """The share of N that the largest member has; 0 where the method does not ask."""
+        return max((self.examples.get(client, 0.0) for client in self.members), default=0.0) / (self.total or 1.0)
+
     def admit(self, client: str, secret: str, examples: float | None = None) -> str | None:
         """Take a client in, or say why not; one that was here before must know its secret."""
         if client in self.forgotten:
