@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> None:
     for name, preset, factors in todo[mine - 1 :: parts]:
         if (name, preset, json.dumps(factors)) in done:
             continue
-        line = trial(name, preset, factors, args.device, args.root) | {"seed": SEED, "environment": environment()}
+        source = {"seed": SEED, "environment": environment()}
+        line = trial(name, preset, factors, args.device, args.root) | source
         with args.out.open("a") as file:
             file.write(json.dumps(without_nan(line)) + "\n")
         print(name, preset, factors, line["accuracy"], line["nll"], flush=True)

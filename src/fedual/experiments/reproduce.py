@@ -207,6 +207,7 @@ def run(cell: Cell, results: Path, *, watch: Callable[[str, int], Any], **option
         options: Further arguments of `execute`: root, device.
     """
     scenario, began, diverged = cell.load(), time.perf_counter(), None
+    source = environment()  # now: the source tree may be another one when it ends
     callbacks = [watch(str(cell), scenario.train["rounds"])]
     try:
         done = execute(scenario, cell.seed, callbacks=callbacks, **options)
@@ -216,7 +217,7 @@ def run(cell: Cell, results: Path, *, watch: Callable[[str, int], Any], **option
         "diverged": diverged,
         "total_seconds": round(time.perf_counter() - began, 2),
         "outliers": {} if diverged else outliers(done, scenario.data["name"], options.get("root")),
-        "environment": environment(),
+        "environment": source,
         "config": done.config,
     }
     return records.write(cell, results, content, done.history)
