@@ -5,9 +5,10 @@
     server   λ_g ← (1−α) · mean_k λ_k + α (λ_0 + Σ_k η_k),   α = 1/(1 + ρK)      (Eq. 17)
 
 A `Method` says how each line is done: a family, a solver for the client's problem, a dual step, a server step.
-`client_update` is lines 1 and 2 for some clients, `Totals` what they send, `server_update` line 3. `step` runs all
-three on tensors that hold every client, or those that take part in a round: only they move, the mean is over them,
-and Σ_k η_k over all clients is kept as a running sum.
+`client_update` is lines 1 and 2 for some clients, `Totals` what they send, `server_update` line 3. With momentum,
+clients are given a point `ahead` of λ_g, which is λ_g itself once it rests. `step` runs all three on tensors that hold
+every client, or those that take part in a round: only they move, the mean is over them, and Σ_k η_k over all clients
+is kept as a running sum.
 """
 
 from typing import NamedTuple, cast
@@ -26,6 +27,7 @@ __all__ = [
     "State",
     "Subproblem",
     "Update",
+    "ahead",
     "client_update",
     "init",
     "readmit",
@@ -48,6 +50,12 @@ class State(NamedTuple):
     solver: Carry
     round: int
     start: Tensor | None = None  # (P,), the mean at which iterative solvers start until the server has moved
+    ahead: Tensor | None = None  # (R, P), what clients are given, where that is not λ_g
+
+    @property
+    def given(self) -> Tensor:
+        """What clients are given in the place of λ_g."""
+        return self.lam_g if self.ahead is None else self.ahead
 
 
 class Update(NamedTuple):
@@ -91,7 +99,8 @@ def init(method: Method, prior: Tensor, num_clients: int, start: Tensor | None =
     lam_g = server_start(method, prior, start)
     lam = lam_g.expand(num_clients, *prior.shape).clone()
     carry = method.solver.init(method.family, prior, num_clients)
-    return State(prior, lam_g, lam, torch.zeros_like(lam), torch.zeros_like(prior), carry, 0, start)
+    eta, eta_sum = torch.zeros_like(lam), torch.zeros_like(prior)
+    return State(prior, lam_g, lam, eta, eta_sum, carry, 0, start, ahead(method, lam_g, lam_g))
 
 
 def server_start(method: Method, prior: Tensor, start: Tensor | None) -> Tensor:
@@ -118,7 +127,7 @@ def step(method: Method, state: State, losses: Losses, active: Tensor | None = N
         return state._replace(round=state.round + 1), Info(counted, refused, 1.0, 0.0, 0.0)
 
     problem = subproblem(
-        method, losses[clients], state.eta[clients], state.lam_g, rows_of(state.solver, clients), state.start
+        method, losses[clients], state.eta[clients], state.given, rows_of(state.solver, clients), state.start
     )
     update = client_update(method, problem)
     before = state.lam[clients] if method.server.remembers else None
@@ -138,6 +147,7 @@ def step(method: Method, state: State, losses: Losses, active: Tensor | None = N
         solver={name: put(old, update.carry[name]) for name, old in state.solver.items()},
         round=state.round + 1,
         start=None if totals.count else state.start,
+        ahead=ahead(method, state.lam_g if state.round and state.start is None else lam_g, lam_g),
     )
     change = float((lam_g - state.lam_g).norm())
     return after, Info(counted, refused, shortened, totals.residual, change, totals.held_back)
@@ -201,6 +211,16 @@ def server_update(
     if method.family.inside(target):
         return target, 1.0
     return method.family.backtrack(mean, target) if finite(target) else (lam_g, 0.0)
+
+
+def ahead(method: Method, before: Tensor, lam_g: Tensor) -> Tensor | None:
+    """λ_g + β (λ_g − λ_g⁻), as far as the domain goes; None without momentum.
+
+    The way from the prior to the first λ_g is none to go on: there λ_g itself is given as `before`.
+    """
+    if not method.momentum:
+        return None
+    return method.family.backtrack(lam_g, torch.lerp(before, lam_g, 1 + method.momentum))[0]
 
 
 def readmit(method: Method, state: State, lost: Tensor) -> State:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedual.errors import require_positive
+from fedual.errors import InputError, require_positive
 from fedual.families import Family
 
 Carry = dict[str, Tensor]
@@ -161,7 +161,8 @@ class Method:
     """Family × solver × dual × server, with the clients' inverse step size ρ and temperature τ.
 
     `mean_loss` divides each client's loss by its number of examples; `delta` is the precision of the prior N(0, I/δ)
-    that a caller builds where nobody gives one.
+    that a caller builds where nobody gives one. With `momentum` β clients are given λ_g + β (λ_g − λ_g⁻), ahead of
+    λ_g by a part of its last change.
     """
 
     family: Family
@@ -172,8 +173,11 @@ class Method:
     tau: float = 1.0
     mean_loss: bool = False
     delta: float = 1.0
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"momentum = {self.momentum}: it must be at least 0 and below 1.")
         if self.rho != 0:  # no proximal term, FedAvg
             require_positive("rho", self.rho)
         require_positive("tau", self.tau)

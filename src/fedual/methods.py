@@ -133,6 +133,7 @@ def ivon_admm(
     delta: float = 1.0,
     tau: float = Relative(8e-9, examples=1, length=2),
     solver: IVON = UNTUNED,
+    momentum: float = 0.6,
 ) -> Method:
     """The Adam-like variant for networks: diagonal Gaussians by IVON, γ = damping·ρ (Algorithm 1, Eq. 59).
 
@@ -144,7 +145,7 @@ def ivon_admm(
     """
     require_positive("rho", rho)
     require_positive("damping", damping)
-    return Method(Diagonal(), solver, Natural(damping * rho), Blend(), rho, tau, delta=delta)
+    return Method(Diagonal(), solver, Natural(damping * rho), Blend(), rho, tau, delta=delta, momentum=momentum)
 
 
 def ivon_pvi(

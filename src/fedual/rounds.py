@@ -34,11 +34,16 @@ class ServerState(NamedTuple):
     round: int
     start: Tensor | None  # (P,), the network's initialisation: clients start there until the server has moved
     moved: bool
+    ahead: Tensor | None = None  # what clients are given, where that is not λ_g
+
+    @property
+    def given(self) -> Tensor:
+        """What clients are given in the place of λ_g."""
+        return self.lam_g if self.ahead is None else self.ahead
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds, but for the two numbers."""
-        named = {"prior": self.prior, "lam_g": self.lam_g, "eta_sum": self.eta_sum, "start": self.start}
-        return {name: value for name, value in named.items() if value is not None}
+        return {name: value for name, value in self._asdict().items() if isinstance(value, Tensor)}
 
 
 def begin(method: Method, start: Tensor | None, prior: Tensor | None = None) -> ServerState:
@@ -54,7 +59,7 @@ def begin(method: Method, start: Tensor | None, prior: Tensor | None = None) -> 
         family = cast(Gaussian, method.family)
         prior = family.natural(torch.zeros_like(start), None if is_point(family) else method.delta)
     lam_g = admm.server_start(method, prior, start)
-    return ServerState(prior, lam_g, torch.zeros_like(prior), 0, start, False)
+    return ServerState(prior, lam_g, torch.zeros_like(prior), 0, start, False, admm.ahead(method, lam_g, lam_g))
 
 
 def row(method: Method, first: Tensor) -> Rows:
@@ -75,7 +80,7 @@ def problem_of(method: Method, server: ServerState, losses: Any, rows: Rows) -> 
     rows = {name: value.to(server.lam_g.device) for name, value in rows.items()}
     eta = rows.get("eta", torch.zeros_like(server.lam_g).expand(len(losses), -1, -1))
     carry = {name.removeprefix("solver."): value for name, value in rows.items() if name.startswith("solver.")}
-    return admm.subproblem(method, losses, eta, server.lam_g, carry, None if server.moved else server.start)
+    return admm.subproblem(method, losses, eta, server.given, carry, None if server.moved else server.start)
 
 
 def rows_of(update: Update, names: tuple[str, ...]) -> Rows:
@@ -93,8 +98,9 @@ def finish(
     took_part = torch.zeros_like(counted).index_fill(0, active, True)
     change = float((lam_g - server.lam_g).norm())
     info = Info(counted, took_part & ~counted, shortened, totals.residual, change, totals.held_back)
+    ahead = admm.ahead(method, server.lam_g if server.moved else lam_g, lam_g)
     moved = server.moved or totals.count > 0
-    return server._replace(lam_g=lam_g, eta_sum=eta_sum, round=server.round + 1, moved=moved), info
+    return server._replace(lam_g=lam_g, eta_sum=eta_sum, round=server.round + 1, moved=moved, ahead=ahead), info
 
 
 def scheduled(method: Method, schedule: Schedule, round: int, rounds: int, decay: float = 1.0) -> Method:

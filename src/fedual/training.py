@@ -259,7 +259,8 @@ def resolve(device: str) -> torch.device:
 
 def written(method: Method) -> str:
     """A method in words, without the defaults of settings that older runs did not have: they can still be resumed."""
-    return repr(method).replace(", proximal='squared'", "").replace("weight_decay=0.0, debias", "debias")
+    short = repr(method).replace(", proximal='squared'", "").replace("weight_decay=0.0, debias", "debias")
+    return short.replace(", momentum=0.0)", ")")
 
 
 def _digest(tensors: list[Tensor]) -> str:

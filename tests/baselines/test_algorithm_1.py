@@ -44,21 +44,28 @@ def posteriors(method: Method, plan, losses) -> Iterator[Round]:
         yield Round(tuple(a.numpy() for a in server), family.mean(lam).numpy(), family.precision(lam).numpy())
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
 @pytest.mark.parametrize("plan", PLANS, ids=["everybody", "some"])
-def test_eq59_ivon_admm_is_algorithm_1(plan):
-    """v_k, u_k, s_g and m_g as printed, γ = damping·ρ; α counts the clients of the round, the sums are over all."""
+def test_eq59_ivon_admm_is_algorithm_1(plan, momentum):
+    """v_k, u_k, s_g and m_g as printed, γ = damping·ρ; α counts the clients of the round, the sums are over all.
+
+    With momentum, clients start from where the server would be if it moved on, but not as in the first round, in which
+    it left the prior; and where it would lose more than half of its precision, it does not.
+    """
     rho, damping, delta, losses = 0.3, 0.2, 2.0, networks()
     gamma, dim = damping * rho, losses.dim
-    m_g, s_g, (v, u) = np.zeros(dim), np.full(dim, delta), np.zeros((2, NUM, dim))
-    for clients, ours in zip(
-        plan, posteriors(methods.ivon_admm(rho, damping, delta, 0.1, SOLVER), plan, losses), strict=True
-    ):
-        v[clients] += gamma * (ours.s * ours.m - s_g * m_g)
-        u[clients] += gamma * (ours.s - s_g)
+    given, seen, (v, u) = np.stack([np.zeros(dim), np.full(dim, delta)]), [], np.zeros((2, NUM, dim))
+    method = methods.ivon_admm(rho, damping, delta, 0.1, SOLVER, momentum)
+    for clients, ours in zip(plan, posteriors(method, plan, losses), strict=True):
+        v[clients] += gamma * (ours.s * ours.m - given[0])
+        u[clients] += gamma * (ours.s - given[1])
         alpha = 1 / (1 + rho * len(clients))
         s_g = (1 - alpha) * ours.s.mean(0) + alpha * (delta + u.sum(0))
         m_g = ((1 - alpha) * (ours.s * ours.m).mean(0) + alpha * v.sum(0)) / s_g
         near_all(ours.server, (m_g, s_g, v, u))
+        seen.append((s_g * m_g, s_g))
+        on = [now + momentum * (now - old) for now, old in zip(seen[-1], seen[-2:][0], strict=True)]
+        given = np.where(on[1] < s_g / 2, seen[-1], on)
         assert np.ptp(ours.s, 1).min() > 0.1  # IVON has moved every client's precision
 
 
@@ -77,7 +84,7 @@ def test_ivon_pvi_multiplies_sites(plan):
 
 
 def test_ivon_pvi_is_ivon_admm_with_rho_and_alpha_one():
-    admm = methods.ivon_admm(1.0, 0.2, 2.0, 0.1, SOLVER)
+    admm = methods.ivon_admm(1.0, 0.2, 2.0, 0.1, SOLVER, momentum=0.0)
     assert methods.ivon_pvi(0.2, 2.0, 0.1, SOLVER) == replace(admm, server=Blend(1.0))
 
 

@@ -66,6 +66,7 @@ WITHOUT = {
     "rho from the number of clients": "rho=1.0",
     "tau from the number of examples": "tau=0.01",
     "the slow dual": "damping=1.0",
+    "momentum": "momentum=0.0",
     "the decay of hidden layers": "weight_decay=0.0",
     "shared noise": "train.noise=independent",
 }

@@ -94,8 +94,9 @@ class Scenario:
         """What stands in a run's config: all but folder and sweep, and the rounds, which a resumed run may add to."""
         described = asdict(self)
         del described["folder"], described["sweep"], described["train"]["rounds"]
-        if described["settings"].get("weight_decay") == 0:  # as it was in runs that do not name it
-            del described["settings"]["weight_decay"]
+        for name in ("weight_decay", "momentum"):
+            if described["settings"].get(name) == 0:  # as it was in runs that do not name it
+                del described["settings"][name]
         return described
 
     def _keys(self) -> dict[str, Keys]:

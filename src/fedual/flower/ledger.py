@@ -159,7 +159,7 @@ class Ledger:
         """
         refused: dict[str, str] = {}
         held: dict[str, Update] = {}
-        mu_g = method.family.expectation(self.server.lam_g)
+        mu_g = method.family.expectation(self.server.given)
         for reply in replies:
             try:
                 held[reply.client] = self._judge(method, reply, nonce, mu_g)
@@ -212,7 +212,7 @@ class Ledger:
 
     def _judge(self, method: Method, reply: Reply, nonce: str, mu_g: Tensor) -> "Update":
         """What a reply holds; refused with a reason."""
-        lam_g, given = self.server.lam_g, dict(reply.tensors)
+        lam_g, given = self.server.given, dict(reply.tensors)
         if reply.nonce != nonce:
             raise InputError("its reply is to another attempt at a round")
         expected = [] if isinstance(method.dual, Natural | Zero) else ["eta_change"]
@@ -236,7 +236,7 @@ class Ledger:
 
     def _totals(self, method: Method, update: "Update") -> Totals:
         """A client's part of the sums."""
-        gap = update.lam - self.server.lam_g
+        gap = update.lam - self.server.given
         weight = update.examples if method.server.weighted else 1.0
         change = gap * method.dual.gamma if isinstance(method.dual, Natural) else update.change
         return Totals(

@@ -222,7 +222,7 @@ class BayesianADMM(Strategy):
         turn = range(len(ledger.numbers))
         if self.participation < 1:
             turn = self.draws.turn(server.round, len(turn)).tolist()
-        tensors = {"lam_g": server.lam_g}
+        tensors = {"lam_g": server.given}
         if server.start is not None and (self.method.server.remembers or not server.moved):
             tensors["start"] = server.start
         elif self.method.server.remembers:
