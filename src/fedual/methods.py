@@ -119,7 +119,7 @@ def blr(family: Family, beta: float = 1.0, rule: Rule = Delta(), tau: float = 1.
 
 
 UNTUNED = IVON(
-    lr=Relative(3e7, Gain, length=-2),
+    lr=Relative(2e7, Gain, length=-2),
     h0=Noise(0.7),
     clip=Relative(0.06, Units, length=-1),
     weight_decay=Relative(0.1, Hidden, examples=-1),

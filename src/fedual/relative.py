@@ -5,10 +5,10 @@ from q_g depends on ρτ/N_k, and what the server makes of it on ρK (Eq. 17 wit
 the first is cν for a client of average size and the second is c, whatever K and N are.
 
 A client with a large share of the examples has about that share of Σ_j η_j ≈ λ_g in its multiplier, which ρλ_g must
-outweigh, or its problem has no solution: ρ, where it is relative, is at least twice the largest share, at the same ρτ.
-A multiplier that moves in every tenth round only may move ten times as far: γ, where it is relative, is divided by the
-share of clients in a round, but it ends at ρ/3 (with fewer than three clients at ρ/K): nearer to ρ, multipliers run
-ahead of the clients, and diverge.
+outweigh, or its problem has no solution: ρ, where it is relative, is at least three times the largest share, at the
+same ρτ. A multiplier that moves in every tenth round only may move ten times as far: γ, where it is relative, is
+divided by the share of clients in a round, but it ends at ρ/3 (with fewer than three clients at ρ/K): nearer to ρ,
+multipliers run ahead of the clients, and diverge.
 
 The more steps a client takes in a round, the further it drifts. L is the length of a round: the steps of a client of
 average size in multiples of 200, at least 1. In long rounds τ, which holds clients at q_g, is L² times as large, the
@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from fedual.contracts import Method
 
-OUTWEIGH = 2.0
+OUTWEIGH = 3.0
 """How many times the share of the largest client ρ is, at least."""
 
 LONG = 200

@@ -83,6 +83,17 @@ def test_server_and_clients_agree_on_how_long_a_round_is(tmp_path, local):
     assert_close(server.ledger.server.lam_g, run.server.lam_g, rtol=1e-9, atol=1e-12)
 
 
+def test_a_server_that_starts_again_goes_on_with_its_momentum(tmp_path):
+    _, found = deployed(tmp_path, 3, "ivon-admm", **LOCAL)
+    policy, rounds = Policy(min_clients=3), ROUNDS + 3
+    server = BayesianADMM(mlp(), "ivon-admm", rounds, experiment="e", out=tmp_path / "out", policy=policy, **LOCAL)
+    server.start(found)  # type: ignore[arg-type]
+    run = fedual.fit(mlp(), pairs(3), "ivon-admm", rounds, device="cpu", **LOCAL)
+    assert run.method.momentum > 0
+    assert len(server.history) == rounds
+    assert_close(server.ledger.server.lam_g, run.server.lam_g, rtol=1e-9, atol=1e-12)
+
+
 def test_server_and_clients_agree_on_what_the_largest_client_has(tmp_path, monkeypatch):
     monkeypatch.setattr(relative, "OUTWEIGH", 50.0)  # ρ follows it at any share
     run = fedual.fit(mlp(), pairs(3), "ivon-admm", ROUNDS, device="cpu", **LOCAL)
