@@ -1,12 +1,13 @@
 """Bayesian-ADMM on conjugate problems: every equation of the algorithm against a closed form."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import CONJUGATE, full_gaussian, linear_bits, normal, poisson_counts, rng
+from torch import Tensor
 
 from fedual import admm, methods
 from fedual.admm import client_update, init, readmit, server_update, step, subproblem
@@ -16,6 +17,8 @@ from fedual.errors import InputError
 from fedual.families import Diagonal, Full, kl
 from fedual.servers import Blend
 from fedual.solvers import Conjugate, Exact
+
+SIZES = torch.tensor([3.0, 40.0, 12.0, 10.0], dtype=torch.float64)
 
 
 def bayesian_admm(family, rho, gamma=None, tau=1.0):
@@ -110,6 +113,39 @@ def test_eq16_and_eq17_against_the_formulas(make):
     assert stationarity.abs().max() < 1e-10
     assert info.counted.all()
     assert info.shortened == 1.0
+
+
+@dataclass(frozen=True)
+class Sized(Conjugate):
+    """Losses that know how many examples they are of."""
+
+    num_examples: Tensor = field(default_factory=lambda: SIZES)
+
+    def __getitem__(self, clients):
+        return Sized(self.family, self.c[clients], self.num_examples[clients])
+
+
+@pytest.mark.parametrize("make", CONJUGATE)
+@pytest.mark.parametrize("tau", [1.0, 0.3])
+def test_clients_that_count_by_their_examples_have_a_rho_and_a_gamma_of_their_own(make, tau):
+    """λ_k = λ_g + (c_k/τ − η_k)/ρ_k, η_k += γ_k (λ_k − λ_g), λ_g = (Σ ρ_k λ_k + λ_0 + Σ η_k)/(1 + Σ ρ_k); some rest."""
+    problem, rho, gamma, unit = make(num_clients=4, seed=4), 0.8, 0.3, 10.0
+    method = replace(bayesian_admm(problem.family, rho, gamma, tau), unit=unit)
+    losses, w = Sized(problem.family, problem.losses.c), (SIZES / unit)[:, None, None]
+    state = init(method, problem.prior, 4)
+    lam_g, eta = problem.prior, torch.zeros_like(losses.c)
+    for active in (range(4), [0, 2], range(4)):
+        some = list(active)
+        state, _ = step(method, state, losses, torch.tensor(some))
+        lam = lam_g + (losses.c[some] / tau - eta[some]) / (rho * w[some])
+        eta[some] += gamma * w[some] * (lam - lam_g)
+        lam_g = (rho * (w[some] * lam).sum(0) + problem.prior + eta.sum(0)) / (1 + rho * w[some].sum())
+        assert relative(state.lam_g, lam_g) < 1e-12
+        assert relative(state.eta, eta) < 1e-12
+        assert relative(state.eta_sum, eta.sum(0)) < 1e-12
+    for _ in range(300):
+        state, _ = step(method, state, losses)
+    assert relative(state.lam_g, problem.prior + losses.c.sum(0) / tau) < 1e-8
 
 
 @pytest.mark.parametrize("make", CONJUGATE)

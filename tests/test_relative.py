@@ -95,18 +95,11 @@ class TestRelative:
         method = settled(methods.ivon_admm(damping=Relative(7.0, length=-1)), clients, 6000)
         assert gamma(method) == pytest.approx(most * method.rho)
 
-    def test_the_proximal_term_outweighs_the_multiplier_of_the_largest_client(self):
-        """ρ is at least three times its share, at the same ρτ and γ/ρ; a ρ that is given stays, and so does its τ."""
-        of = lambda share, **given: settled(methods.ivon_admm(**given), 100, 6000, 0.5, largest=share)
-        usual, raised = of(0.01), of(0.3)
-        assert usual == of(0.066) == of(0.0)
-        assert (raised.rho, usual.rho) == pytest.approx((0.9, 0.2))
-        assert raised.rho * raised.tau == pytest.approx(usual.rho * usual.tau)
-        assert gamma(raised) / raised.rho == pytest.approx(gamma(usual) / usual.rho)
-        assert of(0.3, tau=1.0).tau == 1.0
-        assert of(0.3, rho=0.2) == of(0.0, rho=0.2)
-        pvi = methods.build("ivon-pvi")
-        assert settled(pvi, 100, 6000, largest=0.9) == settled(pvi, 100, 6000)
+    def test_clients_count_by_their_share_of_the_examples(self):
+        assert str(methods.ivon_admm().unit) == "1*N/K"
+        assert settled(methods.ivon_admm(), 100, 6000).unit == 60.0
+        assert settled(methods.ivon_admm(unit=0.0), 100, 6000).unit == 0.0
+        assert not is_settled(methods.ivon_admm(rho=0.3, damping=0.5, tau=0.01, solver=IVON()))
 
     @pytest.mark.parametrize(("examples", "decay"), [(40_000, 2.5e-6), (100, 1e-3)])
     def test_a_prior_counts_the_less_the_more_examples_there_are(self, examples, decay):
@@ -139,7 +132,9 @@ class TestRelative:
     def test_what_is_given_is_taken_as_it_is(self):
         method, usual = (settled(x, 7, 100) for x in (methods.ivon_admm(rho=0.3, damping=0.5), methods.ivon_admm()))
         assert (method.rho, gamma(method), method.tau) == (0.3, 0.15, usual.tau)
-        method = methods.build("ivon-admm", rho=0.3, damping=0.5, tau=0.01, lr=0.1, clip=1.0, weight_decay=0.0)
+        method = methods.build(
+            "ivon-admm", rho=0.3, damping=0.5, tau=0.01, lr=0.1, clip=1.0, weight_decay=0.0, unit=0.0
+        )
         assert settled(method, 7, 100) is method
 
     def test_a_solver_of_any_kind_is_left_as_it_is(self):
@@ -147,14 +142,6 @@ class TestRelative:
         method = settled(methods.ivon_admm(solver=solver), 10, 6000)  # pyright: ignore[reportArgumentType]
         assert is_settled(method)
         assert method.solver is solver
-
-    def test_fit_knows_the_share_of_the_largest_client(self):
-        many, (x, y) = pairs(24, size=4), pairs(1, size=96)[0]
-        run = fit(mlp(), [*many, (x, y)], rounds=1, local_epochs=1, device="cpu")
-        assert run.method.rho == pytest.approx(1.5)
-        weights = [torch.ones(4)] * 24 + [torch.full((48,), 2.0)]
-        again = fit(mlp(), [*many, (x[:48], y[:48])], rounds=1, local_epochs=1, device="cpu", weights=weights)
-        assert again.method == run.method == settled(methods.build("ivon-admm"), 25, 192, largest=0.5)
 
     def test_fit_settles_it(self):
         run = fit(mlp(), pairs(4), rounds=1, local_epochs=1, device="cpu")

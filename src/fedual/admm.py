@@ -16,7 +16,18 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fedual.contracts import Carry, Gathered, Losses, Method, Subproblem, Totals, num_examples, rows_of
+from fedual.contracts import (
+    Carry,
+    Gathered,
+    Losses,
+    Method,
+    Solution,
+    Subproblem,
+    Totals,
+    num_examples,
+    rows_of,
+    weights,
+)
 from fedual.errors import InputError
 from fedual.families import Gaussian, check, finite
 from fedual.relative import settled
@@ -29,6 +40,7 @@ __all__ = [
     "Update",
     "ahead",
     "client_update",
+    "dual_update",
     "init",
     "readmit",
     "server_start",
@@ -119,9 +131,7 @@ def step(method: Method, state: State, losses: Losses, active: Tensor | None = N
     clients = _clients(active, len(state.lam)).to(state.lam.device)
     share = len(clients) / len(state.lam)
     steps = getattr(losses, "average_steps", 0.0)
-    examples = num_examples(losses)
-    largest = float(examples.max() / examples.sum())
-    method = settled(method, len(state.lam), float(examples.sum()), share, steps, largest)
+    method = settled(method, len(state.lam), float(num_examples(losses).sum()), share, steps)
     refused = counted = torch.zeros(len(state.lam), dtype=torch.bool, device=state.lam.device)
     if not len(clients):
         return state._replace(round=state.round + 1), Info(counted, refused, 1.0, 0.0, 0.0)
@@ -157,10 +167,13 @@ def subproblem(
     method: Method, losses: Losses, eta: Tensor, lam_g: Tensor, carry: Carry, start: Tensor | None
 ) -> Subproblem:
     """Eq. 15 for a stack of clients; τ_k = τN_k where the method's losses are means."""
-    tau = torch.full((len(losses),), method.tau, dtype=eta.dtype, device=eta.device)
+    tau, weight = torch.full((len(losses),), method.tau, dtype=eta.dtype, device=eta.device), None
     if method.mean_loss:
         tau = tau * num_examples(losses).to(tau)
-    return Subproblem(method.family, losses, eta, lam_g, method.rho, tau, carry, start)
+    if method.unit:
+        weight = weights(method, losses).to(tau)
+        tau, eta = tau * weight, eta / weight[:, None, None]
+    return Subproblem(method.family, losses, eta, lam_g, method.rho, tau, carry, start, weight)
 
 
 def client_update(method: Method, problem: Subproblem) -> Update:
@@ -168,18 +181,22 @@ def client_update(method: Method, problem: Subproblem) -> Update:
     solution = method.solver(problem)
     ok = method.family.inside(solution.lam)
     if ok.all():
-        eta = method.dual(problem, solution)
+        eta = dual_update(method, problem, solution)
     else:
         eta = torch.full_like(problem.eta, torch.nan)
-        eta[ok] = method.dual(problem.select(ok), solution.select(ok))
+        eta[ok] = dual_update(method, problem.select(ok), solution.select(ok))
     return Update(ok & finite(eta), solution.lam, eta, solution.carry, solution.limited)
+
+
+def dual_update(method: Method, problem: Subproblem, solution: Solution) -> Tensor:
+    """Line 2."""
+    return problem.whole(method.dual(problem, solution))
 
 
 def total(method: Method, problem: Subproblem, update: Update, before: Tensor | None = None) -> Totals:
     """The sums that a stack of clients contributes; `before` are the λ_k that they had."""
     ok = update.rows
-    weight = num_examples(problem.losses) if method.server.weighted else torch.ones(len(problem.losses))
-    weight = weight.to(update.lam)
+    weight = weights(method, problem.losses).to(update.lam)
     weighted_sum = lambda x: torch.einsum("k,k...->...", weight[ok], x[ok])
     gap = (update.lam[ok] - problem.lam_g).square_().sum()
     return Totals(
@@ -187,7 +204,7 @@ def total(method: Method, problem: Subproblem, update: Update, before: Tensor | 
         float(weight[ok].sum()),
         weighted_sum(update.lam),
         0.0 if before is None else weighted_sum(before),
-        (update.eta[ok] - problem.eta[ok]).sum(0),
+        (update.eta - problem.whole(problem.eta))[ok].sum(0),
         float(gap),
         0.0 if update.limited is None else float(update.limited[ok].sum()),
     )
@@ -205,9 +222,8 @@ def server_update(
         return lam_g, 1.0
     assert isinstance(totals.lam, Tensor)
     mean, before = totals.lam / totals.weight, totals.before / totals.weight
-    target = method.server(
-        Gathered(lam_g, prior, mean, before, eta_sum, totals.eta, totals.count, num_clients, method.rho)
-    )
+    rho = method.rho * (totals.weight / totals.count if method.unit else 1.0)  # the mean of ρ_k
+    target = method.server(Gathered(lam_g, prior, mean, before, eta_sum, totals.eta, totals.count, num_clients, rho))
     if method.family.inside(target):
         return target, 1.0
     return method.family.backtrack(mean, target) if finite(target) else (lam_g, 0.0)

@@ -30,7 +30,10 @@ class Losses(Protocol):
 
 
 class Subproblem(NamedTuple):
-    """The clients' problems min_q E_q[ℓ_k]/τ_k + ⟨η_k, μ⟩ + ρ KL(q ‖ q_g), stacked along a client axis."""
+    """The clients' problems min_q E_q[ℓ_k]/τ_k + ⟨η_k, μ⟩ + ρ KL(q ‖ q_g), stacked along a client axis.
+
+    The problem of a client of weight w_k is divided by it: τ_k and η_k here are w_kτ_k and η_k/w_k.
+    """
 
     family: Family
     losses: Any
@@ -40,11 +43,17 @@ class Subproblem(NamedTuple):
     tau: Tensor  # (K,): τ, or τN_k for mean losses
     carry: Carry
     start: Tensor | None = None  # (P,), where an iterative solver starts while the server still sits at the prior
+    weight: Tensor | None = None  # (K,), w_k; None: 1
 
     def select(self, clients: Any) -> "Subproblem":
         """The problems of some of the clients (indices, a mask or a slice)."""
         rows = {"losses": self.losses[clients], "eta": self.eta[clients], "tau": self.tau[clients]}
-        return self._replace(**rows, carry=rows_of(self.carry, clients))
+        weight = None if self.weight is None else self.weight[clients]
+        return self._replace(**rows, carry=rows_of(self.carry, clients), weight=weight)
+
+    def whole(self, eta: Tensor) -> Tensor:
+        """w_k η_k: duals as clients keep them."""
+        return eta if self.weight is None else eta * self.weight[:, None, None]
 
     def tempered(self, x: Tensor) -> Tensor:
         """x/τ_k for x `(K, ...)`."""
@@ -162,7 +171,8 @@ class Method:
 
     `mean_loss` divides each client's loss by its number of examples; `delta` is the precision of the prior N(0, I/δ)
     that a caller builds where nobody gives one. With `momentum` β clients are given λ_g + β (λ_g − λ_g⁻), ahead of
-    λ_g by a part of its last change.
+    λ_g by a part of its last change. With a `unit` clients count by their examples: the ρ, the γ and, in the server's
+    mean, the weight of client k are those times w_k = N_k/unit.
     """
 
     family: Family
@@ -174,10 +184,13 @@ class Method:
     mean_loss: bool = False
     delta: float = 1.0
     momentum: float = 0.0
+    unit: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
             raise InputError(f"momentum = {self.momentum}: it must be at least 0 and below 1.")
+        if self.unit != 0:  # all clients count the same
+            require_positive("unit", self.unit)
         if self.rho != 0:  # no proximal term, FedAvg
             require_positive("rho", self.rho)
         require_positive("tau", self.tau)
@@ -187,6 +200,13 @@ class Method:
 def num_examples(losses: Losses) -> Tensor:
     """N_k `(K,)` of the losses that know it; a loss that does not is one example."""
     return getattr(losses, "num_examples", torch.ones(len(losses)))
+
+
+def weights(method: Method, losses: Losses) -> Tensor:
+    """How much each client counts, `(K,)`."""
+    if method.unit:
+        return num_examples(losses) / method.unit
+    return num_examples(losses) if method.server.weighted else torch.ones(len(losses))
 
 
 def rows_of(carry: Carry, clients: Any) -> Carry:

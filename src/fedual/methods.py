@@ -134,6 +134,7 @@ def ivon_admm(
     tau: float = Relative(8e-9, examples=1, length=2),
     solver: IVON = UNTUNED,
     momentum: float = 0.6,
+    unit: float = Relative(1.0, examples=1, clients=-1),
 ) -> Method:
     """The Adam-like variant for networks: diagonal Gaussians by IVON, γ = damping·ρ (Algorithm 1, Eq. 59).
 
@@ -145,7 +146,9 @@ def ivon_admm(
     """
     require_positive("rho", rho)
     require_positive("damping", damping)
-    return Method(Diagonal(), solver, Natural(damping * rho), Blend(), rho, tau, delta=delta, momentum=momentum)
+    return Method(
+        Diagonal(), solver, Natural(damping * rho), Blend(), rho, tau, delta=delta, momentum=momentum, unit=unit
+    )
 
 
 def ivon_pvi(

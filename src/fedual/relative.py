@@ -1,14 +1,14 @@
 """Settings in units of the federation: numbers that wait until its size is known.
 
-Each client's problem, divided by N_k/τ, is (1/N_k) Σ_i E_q[ℓ_i] + (ρτ/N_k) KL(q ‖ q_g) + …: how far a client may go
-from q_g depends on ρτ/N_k, and what the server makes of it on ρK (Eq. 17 with α = 1/(1 + ρK)). With ρ = c/K and τ = νN
-the first is cν for a client of average size and the second is c, whatever K and N are.
+Each client's problem, divided by N_k/τ, is (1/N_k) Σ_i E_q[ℓ_i] + (ρ_kτ/N_k) KL(q ‖ q_g) + …: how far a client may go
+from q_g depends on ρ_kτ/N_k, and what the server makes of it on Σ_k ρ_k (Eq. 17 with α = 1/(1 + Σ_k ρ_k)). With
+ρ_k = ρ N_k/(N/K), ρ = c/K and τ = νN the first is cν for every client and the second is c, whatever K and N are. And
+ρ_kλ_g outweighs the client's multiplier, which has about the share N_k/N of Σ_j η_j ≈ λ_g, or its problem would have no
+solution.
 
-A client with a large share of the examples has about that share of Σ_j η_j ≈ λ_g in its multiplier, which ρλ_g must
-outweigh, or its problem has no solution: ρ, where it is relative, is at least three times the largest share, at the
-same ρτ. A multiplier that moves in every tenth round only may move ten times as far: γ, where it is relative, is
-divided by the share of clients in a round, but it ends at ρ/3 (with fewer than three clients at ρ/K): nearer to ρ,
-multipliers run ahead of the clients, and diverge.
+A multiplier that moves in every tenth round only may move ten times as far: γ, where it is relative, is divided by the
+share of clients in a round, but it ends at ρ/3 (with fewer than three clients at ρ/K): nearer to ρ, multipliers run
+ahead of the clients, and diverge.
 
 The more steps a client takes in a round, the further it drifts. L is the length of a round: the steps of a client of
 average size in multiples of 200, at least 1. In long rounds τ, which holds clients at q_g, is L² times as large, the
@@ -21,9 +21,6 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, Self
 
 from fedual.contracts import Method
-
-OUTWEIGH = 3.0
-"""How many times the share of the largest client ρ is, at least."""
 
 LONG = 200
 """Steps of a round that is not long yet."""
@@ -107,12 +104,7 @@ def average_steps(
 
 
 def settled(
-    method: Method,
-    num_clients: int,
-    num_examples: float,
-    participation: float = 1.0,
-    steps: float = 0.0,
-    largest: float = 0.0,
+    method: Method, num_clients: int, num_examples: float, participation: float = 1.0, steps: float = 0.0
 ) -> Method:
     """The method with plain numbers, for K clients with N examples in all.
 
@@ -122,26 +114,20 @@ def settled(
         num_examples: N.
         participation: The share of clients in a round.
         steps: See `average_steps`.
-        largest: The share of the examples that the largest client has.
     """
     if is_settled(method):
         return method
     length = max(1.0, steps / LONG)
     at = lambda value: value.at(num_clients, num_examples, length) if isinstance(value, Relative) else value
-    rho, tau, gamma = map(at, _numbers(method))
-    rho_waits, tau_waits, gamma_waits = (isinstance(value, Relative) for value in _numbers(method))
-    raised = max(1.0, OUTWEIGH * largest / rho) if rho_waits else 1.0
-    rho *= raised
-    if tau_waits:
-        tau /= raised
-    if gamma is not None and gamma_waits:
-        often = taking_part(num_clients, participation) / num_clients
-        gamma = min(raised * gamma / often, rho * max(1 / 3, 1 / num_clients))
+    rho, tau, gamma, unit = map(at, _numbers(method))
+    if gamma is not None and isinstance(_numbers(method)[2], Relative):
+        gamma = min(gamma * num_clients / taking_part(num_clients, participation), rho * max(1 / 3, 1 / num_clients))
     dual: Any = method.dual
     solver: Any = method.solver
     if waiting := _waiting(solver):
         solver = replace(solver, **{name: at(value) for name, value in waiting.items()})
-    return replace(method, rho=rho, tau=tau, dual=dual if gamma is None else replace(dual, gamma=gamma), solver=solver)
+    dual = dual if gamma is None else replace(dual, gamma=gamma)
+    return replace(method, rho=rho, tau=tau, dual=dual, solver=solver, unit=unit)
 
 
 def _waiting(solver: Any) -> dict[str, Relative]:
@@ -150,5 +136,5 @@ def _waiting(solver: Any) -> dict[str, Relative]:
     return {name: value for name, value in found.items() if isinstance(value, Relative)}
 
 
-def _numbers(method: Method) -> tuple[float, float, float | None]:
-    return method.rho, method.tau, getattr(method.dual, "gamma", None)
+def _numbers(method: Method) -> tuple[float, float, float | None, float]:
+    return method.rho, method.tau, getattr(method.dual, "gamma", None), method.unit

@@ -138,8 +138,7 @@ def fit(
         network, data.to(network.device), loss, Draws(seed, noise, order), batch_size, local_epochs, local_steps, scale
     )
     total = float(data.total_weights.sum())
-    largest = float(data.total_weights.max()) / total
-    method = settled(method, len(data), total, participation, losses.average_steps, largest)
+    method = settled(method, len(data), total, participation, losses.average_steps)
     if data.x.numel() * network.dtype.itemsize < free_memory(network.device) // 8:
         losses = replace(losses, prepared=losses.inputs(losses.data.x))
     test = None if test is None else materialise("The test set", test)
@@ -167,7 +166,6 @@ def fit(
         "participation": participation,  # before the method, whose numbers may depend on it
         "data": _digest([data.x, data.y, *data.parts, *(data.weights or ())]),
         "examples": total,
-        "largest": largest,
         "method": written(method),
         "test": None if test is None else _digest(list(test)),
         "parameters": network.dim,
@@ -260,7 +258,7 @@ def resolve(device: str) -> torch.device:
 def written(method: Method) -> str:
     """A method in words, without the defaults of settings that older runs did not have: they can still be resumed."""
     short = repr(method).replace(", proximal='squared'", "").replace("weight_decay=0.0, debias", "debias")
-    return short.replace(", momentum=0.0)", ")")
+    return short.replace(", momentum=0.0", "").replace(", unit=0.0", "")
 
 
 def _digest(tensors: list[Tensor]) -> str:

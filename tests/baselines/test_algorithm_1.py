@@ -44,24 +44,26 @@ def posteriors(method: Method, plan, losses) -> Iterator[Round]:
         yield Round(tuple(a.numpy() for a in server), family.mean(lam).numpy(), family.precision(lam).numpy())
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.6])
+@pytest.mark.parametrize(("momentum", "unit"), [(0.0, 0.0), (0.6, 0.0), (0.0, 7.0), (0.6, 7.0)])
 @pytest.mark.parametrize("plan", PLANS, ids=["everybody", "some"])
-def test_eq59_ivon_admm_is_algorithm_1(plan, momentum):
+def test_eq59_ivon_admm_is_algorithm_1(plan, momentum, unit):
     """v_k, u_k, s_g and m_g as printed, γ = damping·ρ; α counts the clients of the round, the sums are over all.
 
+    With a unit, clients count by their examples, w_k = N_k/unit: ρ_k = ρ w_k, γ_k = γ w_k, and their mean is weighted.
     With momentum, clients start from where the server would be if it moved on, but not as in the first round, in which
     it left the prior; and where it would lose more than half of its precision, it does not.
     """
     rho, damping, delta, losses = 0.3, 0.2, 2.0, networks()
     gamma, dim = damping * rho, losses.dim
     given, seen, (v, u) = np.stack([np.zeros(dim), np.full(dim, delta)]), [], np.zeros((2, NUM, dim))
-    method = methods.ivon_admm(rho, damping, delta, 0.1, SOLVER, momentum)
+    method = methods.ivon_admm(rho, damping, delta, 0.1, SOLVER, momentum, unit)
     for clients, ours in zip(plan, posteriors(method, plan, losses), strict=True):
-        v[clients] += gamma * (ours.s * ours.m - given[0])
-        u[clients] += gamma * (ours.s - given[1])
-        alpha = 1 / (1 + rho * len(clients))
-        s_g = (1 - alpha) * ours.s.mean(0) + alpha * (delta + u.sum(0))
-        m_g = ((1 - alpha) * (ours.s * ours.m).mean(0) + alpha * v.sum(0)) / s_g
+        w = np.array(losses.data.sizes)[clients, None] / unit if unit else np.ones((len(clients), 1))
+        v[clients] += gamma * w * (ours.s * ours.m - given[0])
+        u[clients] += gamma * w * (ours.s - given[1])
+        alpha, mean = 1 / (1 + rho * w.sum()), lambda x, w=w: (w * x).sum(0) / w.sum()
+        s_g = (1 - alpha) * mean(ours.s) + alpha * (delta + u.sum(0))
+        m_g = ((1 - alpha) * mean(ours.s * ours.m) + alpha * v.sum(0)) / s_g
         near_all(ours.server, (m_g, s_g, v, u))
         seen.append((s_g * m_g, s_g))
         on = [now + momentum * (now - old) for now, old in zip(seen[-1], seen[-2:][0], strict=True)]
@@ -84,13 +86,13 @@ def test_ivon_pvi_multiplies_sites(plan):
 
 
 def test_ivon_pvi_is_ivon_admm_with_rho_and_alpha_one():
-    admm = methods.ivon_admm(1.0, 0.2, 2.0, 0.1, SOLVER, momentum=0.0)
+    admm = methods.ivon_admm(1.0, 0.2, 2.0, 0.1, SOLVER, momentum=0.0, unit=0.0)
     assert methods.ivon_pvi(0.2, 2.0, 0.1, SOLVER) == replace(admm, server=Blend(1.0))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_eq59_the_engines_rounds_are_those_of_step(engine):
-    method, losses, plan = methods.ivon_admm(0.3, 0.2, 2.0, 0.1, SOLVER), networks(), PLANS[1]
+    method, losses, plan = methods.ivon_admm(0.3, 0.2, 2.0, 0.1, SOLVER, unit=7.0), networks(), PLANS[1]
     m_g, s_g, v, u = last(posteriors(method, plan, losses)).server
     server, store = begin(method, losses.network.initial(), NUM, "memory")
     for number, clients in enumerate(plan):

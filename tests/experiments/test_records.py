@@ -203,14 +203,7 @@ def test_a_record_of_other_settings_is_not_current(change):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [
-        ("clients", 20),
-        ("examples", 12000.0),
-        ("participation", 0.5),
-        ("local_epochs", 90),
-        ("examples", None),
-        ("largest", 1.5),
-    ],
+    [("clients", 20), ("examples", 12000.0), ("participation", 0.5), ("local_epochs", 90), ("examples", None)],
 )
 def test_rules_that_have_other_numbers_in_its_federation_make_a_record_old(key: str, value: Any):
     found = record(MNIST, "ivon-admm", "default")

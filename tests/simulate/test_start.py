@@ -93,7 +93,7 @@ class TestEngine:
     def test_ivon_starts_at_the_initialisation_with_h0_and_then_at_the_server(self, play):
         """λ_k = λ_g + η_k/γ is N(θ_init, 1/s) with s = δ + N_k h0/(ρτ), Algorithm 2's first line; then it is λ_g."""
         rho, tau, delta, gamma = 0.3, 0.01, 2.0, 0.03
-        method = methods.ivon_admm(rho, gamma / rho, delta, tau, STILL)
+        method = methods.ivon_admm(rho, gamma / rho, delta, tau, STILL, unit=0.0)
         refused = (0, torch.tensor([BAD]))
         server, rows, _ = play(method, refused, (1, GOOD))
         size = torch.tensor(SIZES)[GOOD, None]

@@ -131,7 +131,7 @@ def _settled(method: Method, config: Mapping[str, Any]) -> Method:
     clients, examples = config["clients"], config.get("examples", 1.0)  # which older ones do not say
     local = {key: config[key] for key in ("batch_size", "local_epochs", "local_steps")}
     steps = average_steps(clients, examples, **local)
-    return settled(method, clients, examples, config["participation"], steps, config.get("largest", 0.0))
+    return settled(method, clients, examples, config["participation"], steps)
 
 
 def _whole(record: Any) -> bool:

@@ -67,6 +67,7 @@ WITHOUT = {
     "tau from the number of examples": "tau=0.01",
     "the slow dual": "damping=1.0",
     "momentum": "momentum=0.0",
+    "clients counted by their examples": "unit=0.0",
     "the decay of hidden layers": "weight_decay=0.0",
     "shared noise": "train.noise=independent",
 }

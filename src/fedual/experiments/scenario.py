@@ -94,7 +94,7 @@ class Scenario:
         """What stands in a run's config: all but folder and sweep, and the rounds, which a resumed run may add to."""
         described = asdict(self)
         del described["folder"], described["sweep"], described["train"]["rounds"]
-        for name in ("weight_decay", "momentum"):
+        for name in ("weight_decay", "momentum", "unit"):
             if described["settings"].get(name) == 0:  # as it was in runs that do not name it
                 del described["settings"][name]
         return described

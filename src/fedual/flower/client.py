@@ -100,7 +100,7 @@ def client_app(
         clients, total, train = config["clients"], config["examples"], json.loads(config["train"])
         local = {name: train[name] for name in ("batch_size", "local_epochs", "local_steps")}
         steps = average_steps(clients, total, **local)
-        return settled(found, clients, total, config["participation"], steps, config["largest"])
+        return settled(found, clients, total, config["participation"], steps)
 
     def size(context: Context) -> float:
         """How many examples this site has."""

@@ -125,11 +125,6 @@ class Ledger:
         """N, of the members."""
         return sum(self.examples.get(client, 0.0) for client in self.members)
 
-    @property
-    def largest(self) -> float:
-        """The share of N that the largest member has; 0 where the method does not ask."""
-        return max((self.examples.get(client, 0.0) for client in self.members), default=0.0) / (self.total or 1.0)
-
     def admit(self, client: str, secret: str, examples: float | None = None) -> str | None:
         """Take a client in, or say why not; one that was here before must know its secret."""
         if client in self.forgotten:
@@ -237,8 +232,9 @@ class Ledger:
     def _totals(self, method: Method, update: "Update") -> Totals:
         """A client's part of the sums."""
         gap = update.lam - self.server.given
-        weight = update.examples if method.server.weighted else 1.0
-        change = gap * method.dual.gamma if isinstance(method.dual, Natural) else update.change
+        weight = update.examples / (method.unit or 1.0) if method.server.weighted or method.unit else 1.0
+        step = weight if method.unit else 1.0
+        change = gap * (method.dual.gamma * step) if isinstance(method.dual, Natural) else update.change
         return Totals(
             1,
             weight,

@@ -105,10 +105,11 @@ class Site:
                     f"{order.payload}: send it in full."
                 )
             kept["feedback"] = feedback
-            update = Update(update.ok, lam, method.dual(problem, Solution(lam, update.carry)), update.carry)
+            eta = admm.dual_update(method, problem, Solution(lam, update.carry))
+            update = Update(update.ok, lam, eta, update.carry)
         kept |= {name: value[0] for name, value in rows_of(update, names).items()}
         if not isinstance(method.dual, Natural | Zero):
-            tensors["eta_change"] = update.eta[0] - problem.eta[0]
+            tensors["eta_change"] = (update.eta - problem.whole(problem.eta))[0]
         if method.server.remembers:
             tensors["before"] = rows["lam"]
         answer = Answer({name: value.cpu() for name, value in tensors.items()}, float(num_examples(losses)[0]))

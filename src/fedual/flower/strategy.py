@@ -203,8 +203,7 @@ class BayesianADMM(Strategy):
     def settled(self) -> Method:
         """The method for the clients that there are."""
         clients, total = len(self.ledger.members), self.ledger.total
-        steps = average_steps(clients, total, **self.local)
-        return settled(self.method, clients, total, self.participation, steps, self.ledger.largest)
+        return settled(self.method, clients, total, self.participation, average_steps(clients, total, **self.local))
 
     @property
     def posterior(self) -> Posterior:
@@ -285,7 +284,7 @@ class BayesianADMM(Strategy):
     @property
     def _known(self) -> dict[str, Any]:
         """What clients are told in every message of a round."""
-        there = {"clients": len(self.ledger.members), "examples": self.ledger.total, "largest": self.ledger.largest}
+        there = {"clients": len(self.ledger.members), "examples": self.ledger.total}
         return {**self.told, "nonce": self.nonce, **there, "participation": self.participation}
 
     def _round(self, grid: Grid, round: int, timeout: float) -> tuple[dict[str, Any], ArrayRecord, MetricRecord]:

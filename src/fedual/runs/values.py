@@ -37,7 +37,7 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, str, str]
     before, after = old.get("rounds"), new.get("rounds")
     if isinstance(before, int) and isinstance(after, int) and before <= after:
         new = {**new, "rounds": before}
-    added = {**ADDED, **{key: new.get(key) for key in ("examples", "largest")}}  # which follow from `data`
+    added = {**ADDED, "examples": new.get("examples")}  # whose number follows from `data`
     old = old | {key: value for key, value in added.items() if key in new and key not in old}
     return _difference(old, new, "")
 
