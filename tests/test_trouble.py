@@ -39,7 +39,7 @@ class TestTrouble:
     @pytest.mark.parametrize("participation", [1.0, 0.5])
     def test_a_client_that_turns_nan_is_left_out(self, how, engine, participation):
         options = {**self.broken(how), "rounds": 4, "engine": engine, "chunk": 1}
-        same = methods.ivon_admm(rho=0.3, tau=0.01)  # whatever the number of clients
+        same = methods.ivon_admm(rho=0.3, tau=0.01, unit=5.0)  # whatever the number of clients
         run = train(same, participation=participation, **options)
         active = [run.losses.draws.participants(r, 4, participation).tolist() for r in range(4)]
         assert any(self.bad in own for own in active)
