@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -257,8 +257,10 @@ def resolve(device: str) -> torch.device:
 
 def written(method: Method) -> str:
     """A method in words, without the defaults of settings that older runs did not have: they can still be resumed."""
-    short = repr(method).replace(", proximal='squared'", "").replace("weight_decay=0.0, debias", "debias")
-    return short.replace(", momentum=0.0", "").replace(", unit=0.0", "")
+    own = {field.name: getattr(method, field.name) for field in fields(method)}
+    named = [f"{name}={value!r}" for name, value in own.items() if value or name not in ("momentum", "unit")]
+    text = f"Method({', '.join(named)})"
+    return text.replace(", proximal='squared'", "").replace("weight_decay=0.0, debias", "debias")
 
 
 def _digest(tensors: list[Tensor]) -> str:

@@ -95,7 +95,7 @@ class Scenario:
         described = asdict(self)
         del described["folder"], described["sweep"], described["train"]["rounds"]
         for name in ("weight_decay", "momentum", "unit"):
-            if described["settings"].get(name) == 0:  # as it was in runs that do not name it
+            if self.method.startswith("ivon") and described["settings"].get(name) == 0:  # older runs do not name it
                 del described["settings"][name]
         return described
 
