@@ -24,9 +24,9 @@ from fedual.contracts import (
     Solution,
     Subproblem,
     Totals,
+    counts,
     num_examples,
     rows_of,
-    weights,
 )
 from fedual.errors import InputError
 from fedual.families import Gaussian, check, finite
@@ -171,7 +171,7 @@ def subproblem(
     if method.mean_loss:
         tau = tau * num_examples(losses).to(tau)
     if method.unit:
-        weight = weights(method, losses).to(tau)
+        weight = counts(method, num_examples(losses)).to(tau)
         tau, eta = tau * weight, eta / weight[:, None, None]
     return Subproblem(method.family, losses, eta, lam_g, method.rho, tau, carry, start, weight)
 
@@ -196,7 +196,7 @@ def dual_update(method: Method, problem: Subproblem, solution: Solution) -> Tens
 def total(method: Method, problem: Subproblem, update: Update, before: Tensor | None = None) -> Totals:
     """The sums that a stack of clients contributes; `before` are the λ_k that they had."""
     ok = update.rows
-    weight = weights(method, problem.losses).to(update.lam)
+    weight = counts(method, num_examples(problem.losses)).to(update.lam)
     weighted_sum = lambda x: torch.einsum("k,k...->...", weight[ok], x[ok])
     gap = (update.lam[ok] - problem.lam_g).square_().sum()
     return Totals(

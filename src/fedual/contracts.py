@@ -6,7 +6,7 @@ A `Method` is a family, and a `Solver`, a `Dual` and a `Server` for the lines of
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from fedual.errors import InputError, require_positive
 from fedual.families import Family
 
+Examples = TypeVar("Examples", float, Tensor)
 Carry = dict[str, Tensor]
 """What a solver carries from round to round: named tensors with a leading client axis."""
 
@@ -202,11 +203,11 @@ def num_examples(losses: Losses) -> Tensor:
     return getattr(losses, "num_examples", torch.ones(len(losses)))
 
 
-def weights(method: Method, losses: Losses) -> Tensor:
-    """How much each client counts, `(K,)`."""
+def counts(method: Method, examples: Examples) -> Examples:
+    """How much a client with N_k examples counts; the same for each of several."""
     if method.unit:
-        return num_examples(losses) / method.unit
-    return num_examples(losses) if method.server.weighted else torch.ones(len(losses))
+        return examples / method.unit
+    return examples if method.server.weighted else examples**0
 
 
 def rows_of(carry: Carry, clients: Any) -> Carry:

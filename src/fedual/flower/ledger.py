@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedual.admm import Info
-from fedual.contracts import Method, Totals
+from fedual.contracts import Method, Totals, counts
 from fedual.duals import Natural, Zero
 from fedual.errors import DataError, InputError
 from fedual.families import finite, inner
@@ -232,7 +232,7 @@ class Ledger:
     def _totals(self, method: Method, update: "Update") -> Totals:
         """A client's part of the sums."""
         gap = update.lam - self.server.given
-        weight = update.examples / (method.unit or 1.0) if method.server.weighted or method.unit else 1.0
+        weight = counts(method, update.examples)
         step = weight if method.unit else 1.0
         change = gap * (method.dual.gamma * step) if isinstance(method.dual, Natural) else update.change
         return Totals(
