@@ -267,10 +267,20 @@ class TestScale:
         assert losses[-1] < math.log(3)  # that of guessing
 
 
-def test_the_harmonic_schedule_halves_the_rate_after_ten_rounds():
+@pytest.mark.parametrize(("examples", "rest"), [(0, 10), (6000, 10), (60_000, 100)])
+def test_the_harmonic_schedule_halves_the_rate_the_later_the_more_examples_there_are(examples, rest):
     method = settled(methods.ivon_admm(solver=IVON(lr=0.4)), 1, 1)
-    rate = lambda round: cast(IVON, scheduled(method, "harmonic", round, 5).solver).lr
-    assert [rate(0), rate(10), rate(30)] == pytest.approx([0.4, 0.2, 0.1])
+    rate = lambda round: cast(IVON, scheduled(method, "harmonic", round, 5, examples=examples).solver).lr
+    assert [rate(0), rate(rest), rate(3 * rest)] == pytest.approx([0.4, 0.2, 0.1])
+
+
+def test_a_runs_rate_falls_by_its_examples(monkeypatch):
+    """One round is alike, whatever N is; the second is not."""
+    posterior = lambda rounds: fit(mlp(), pairs(4), rounds=rounds, local_epochs=1, device="cpu").posterior.lam
+    one, two = posterior(1), posterior(2)
+    monkeypatch.setattr("fedual.rounds.EACH", 0.01)  # as if there were 60,000 times as many
+    assert torch.equal(posterior(1), one)
+    assert not torch.equal(posterior(2), two)
 
 
 def test_the_preset_default_leaves_the_scenarios_settings_out():

@@ -19,8 +19,8 @@ from fedual.families import Gaussian, is_point
 from fedual.solvers import Stepper
 from fedual.solvers.stochastic import Schedule
 
-REST = 10
-"""Rounds after which the rate of a "harmonic" schedule is halved."""
+REST, EACH = 10, 600
+"""The rate of a "harmonic" schedule is halved after so many rounds, or one for each 600 examples if those are more."""
 Rows = dict[str, Tensor]
 """Named tensors that a client keeps from round to round; with a leading axis, those of several clients."""
 
@@ -103,15 +103,19 @@ def finish(
     return server._replace(lam_g=lam_g, eta_sum=eta_sum, round=server.round + 1, moved=moved, ahead=ahead), info
 
 
-def scheduled(method: Method, schedule: Schedule, round: int, rounds: int, decay: float = 1.0) -> Method:
+def scheduled(
+    method: Method, schedule: Schedule, round: int, rounds: int, decay: float = 1.0, examples: float = 0.0
+) -> Method:
     """The method of round r = 0, 1, …: its learning rate times decayʳ, and the factor of the schedule.
 
-    "cosine" is ½(1 + cos(πr/rounds)); "harmonic", which need not know how many rounds there will be, 1/(1 + r/10).
+    "cosine" is ½(1 + cos(πr/rounds)); "harmonic", which need not know how many rounds there will be, 1/(1 + r/R) with
+    R = max(10, N/600): from few examples a network has soon learnt all that does not overfit.
     """
     if schedule not in get_args(Schedule):
         raise InputError(f"schedule = {schedule!r}: choose {', '.join(get_args(Schedule))}.")
     require_positive("decay", decay, most=1.0)
-    factors = {"cosine": (1 + math.cos(math.pi * round / rounds)) / 2, "harmonic": 1 / (1 + round / REST)}
+    rest = max(REST, examples / EACH)
+    factors = {"cosine": (1 + math.cos(math.pi * round / rounds)) / 2, "harmonic": 1 / (1 + round / rest)}
     factor = decay**round * factors.get(schedule, 1.0)
     if factor == 1:
         return method

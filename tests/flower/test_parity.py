@@ -13,7 +13,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import fedual
-from fedual import admm, methods
+from fedual import admm, methods, rounds
 from fedual.contracts import Method
 from fedual.duals import Natural
 from fedual.families import Full, GaussHermite, Isotropic
@@ -83,14 +83,23 @@ def test_server_and_clients_agree_on_how_long_a_round_is(tmp_path, local):
     assert_close(server.ledger.server.lam_g, run.server.lam_g, rtol=1e-9, atol=1e-12)
 
 
+def test_server_and_clients_agree_on_how_fast_the_rate_falls(tmp_path, monkeypatch):
+    monkeypatch.setattr(rounds, "EACH", 1.0)  # 36 rounds for 36 examples
+    given = {**LOCAL, "schedule": "harmonic"}
+    run = fedual.fit(mlp(), pairs(3), methods.build("fedavg", lr=0.01), ROUNDS, device="cpu", **given)
+    server, _ = deployed(tmp_path, 3, "fedavg", settings={"lr": 0.01}, **given)
+    assert run.config["examples"] == 36
+    assert_close(server.ledger.server.lam_g, run.server.lam_g, rtol=1e-9, atol=1e-12)
+
+
 def test_a_server_that_starts_again_goes_on_with_its_momentum(tmp_path):
     _, found = deployed(tmp_path, 3, "ivon-admm", **LOCAL)
-    policy, rounds = Policy(min_clients=3), ROUNDS + 3
-    server = BayesianADMM(mlp(), "ivon-admm", rounds, experiment="e", out=tmp_path / "out", policy=policy, **LOCAL)
+    policy, more = Policy(min_clients=3), ROUNDS + 3
+    server = BayesianADMM(mlp(), "ivon-admm", more, experiment="e", out=tmp_path / "out", policy=policy, **LOCAL)
     server.start(found)  # type: ignore[arg-type]
-    run = fedual.fit(mlp(), pairs(3), "ivon-admm", rounds, device="cpu", **LOCAL)
+    run = fedual.fit(mlp(), pairs(3), "ivon-admm", more, device="cpu", **LOCAL)
     assert run.method.momentum > 0
-    assert len(server.history) == rounds
+    assert len(server.history) == more
     assert_close(server.ledger.server.lam_g, run.server.lam_g, rtol=1e-9, atol=1e-12)
 
 

@@ -120,7 +120,7 @@ def client_app(
             tensors = {key: value.to(place) for key, value in wire.tensors_of(message.content).items()}
             lam_g, start = tensors["lam_g"], tensors.get("start")
             server = ServerState(tensors.get("prior", lam_g), lam_g, lam_g, config["round"], start, config["moved"])
-            now = config["schedule"], config["round"], config["rounds"], config["decay"]
+            now = config["schedule"], config["round"], config["rounds"], config["decay"], config["examples"]
             answer = found.train(scheduled(method_of(config), *now), server, order(config))
         except FedualError as error:
             return Message(wire.pack({}, own | refusal(error)), reply_to=message)

@@ -154,7 +154,7 @@ class BayesianADMM(Strategy):
             "samples": samples, "parameters": self.ledger.server.lam_g.shape[-1],
             "loss": self.facts.get("loss"), "scale": scale, **local, **(description or {}),
         }  # fmt: skip
-        self.roster = Roster(experiment, self.facts, policy, not is_settled(self.method))
+        self.roster = Roster(experiment, self.facts, policy, not is_settled(self.method) or schedule == "harmonic")
         self.history: list[dict[str, Any]] = []
         self.nonce, self.asked = "", dict[str, Message]()
 
@@ -236,7 +236,7 @@ class BayesianADMM(Strategy):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Line 3 with the replies that hold; `last` says what happened."""
         told, round = self.told, self.ledger.server.round
-        method = scheduled(self.settled, told["schedule"], round, self.rounds, told["decay"])
+        method = scheduled(self.settled, told["schedule"], round, self.rounds, told["decay"], self.ledger.total)
         left_out, held, up = dict.fromkeys(self.asked, "no reply in time"), list[Reply](), 0
         most = (method.dual.uploads + method.server.remembers) * self.ledger.server.lam_g.nbytes + 4096
         for client, message in by_client(replies, self.asked):

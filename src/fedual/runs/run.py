@@ -119,7 +119,7 @@ def rounds(run: Run, test: tuple[Tensor, Tensor] | None) -> Iterator[Record]:
     while run.server.round < run.rounds and not run.stop:
         began, round = time.perf_counter(), run.server.round
         active = losses.draws.participants(round, len(data), config["participation"])
-        method = scheduled(run.method, config["schedule"], round, run.rounds, config["decay"])
+        method = scheduled(run.method, config["schedule"], round, run.rounds, config["decay"], config["examples"])
         with arithmetic(losses.network.device, config["precision"]):
             server, info = engine(method, run.server, run.store, losses.at(round), active, config["chunk"])
         record = {"round": server.round, **_facts(run, info, len(active)), "norm": float(server.lam_g.norm())}
