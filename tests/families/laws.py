@@ -109,6 +109,14 @@ class Laws:
         """Make a direction legal for the family's layout."""
         return weight
 
+    @given(seed=seeds, far=st.sampled_from([0.5, 3.0, 1000.0]))
+    def test_backtracking_stays_inside(self, seed, far):
+        """As far as the domain goes on the way to a target that need not be in it."""
+        lam, other = self.params((), seed), self.params((), seed + 1)
+        found, part = self.family.backtrack(lam, torch.lerp(lam, other, far))
+        assert self.family.inside(found)
+        assert 0 <= part <= 1
+
     def test_out_of_domain_says_which_and_how_many(self):
         lam = self.params((4,), 3)
         check(self.family, lam)

@@ -161,6 +161,14 @@ class TestDiagonal(Laws):
         ratio, away = s_g / s_k, self.family.mean(p) - self.family.mean(q)
         torch.testing.assert_close(kl(self.family, p, q), (ratio - ratio.log() - 1 + s_g * away**2).sum(-1) / 2)
 
+    def test_backtracking_is_a_matter_of_each_coordinate(self):
+        """In a stack, too: one that would lose more than half of its precision stays, the others arrive."""
+        precision = lambda *rows: self.family.natural(torch.ones(2, 3), torch.tensor(rows))
+        lam, target = precision([2.0, 2.0, 2.0], [4.0, 4.0, 4.0]), precision([1.1, 0.9, 9.0], [0.5, 2.1, 4.0])
+        found, part = self.family.backtrack(lam, target)
+        assert self.family.precision(found).tolist() == [pytest.approx([1.1, 2.0, 9.0]), pytest.approx([4.0, 2.1, 4.0])]
+        assert part == pytest.approx(4 / 6)
+
 
 class TestFull(Laws):
     family = Full()

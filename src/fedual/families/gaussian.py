@@ -137,7 +137,7 @@ class Diagonal(Gaussian):
         precision s, would drive its mean λ[0]/s away, round after round.
         """
         stay = self.precision(target) < LEAST * self.precision(lam)
-        return torch.where(stay, lam, target), 1 - float(stay.to(lam.dtype).mean())
+        return torch.where(stay.unsqueeze(-2), lam, target), 1 - float(stay.to(lam.dtype).mean())
 
     def place(self, lam: Tensor, noise: Tensor) -> Tensor:
         """θ = m + ε/√s."""
