@@ -133,7 +133,7 @@ def ivon_admm(
     delta: float = 1.0,
     tau: float = Relative(8e-9, examples=1, length=2),
     solver: IVON = UNTUNED,
-    momentum: float = 0.6,
+    momentum: float = 0.3,
     unit: float = Relative(1.0, examples=1, clients=-1),
 ) -> Method:
     """The Adam-like variant for networks: diagonal Gaussians by IVON, γ = damping·ρ (Algorithm 1, Eq. 59).
