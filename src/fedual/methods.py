@@ -123,6 +123,7 @@ UNTUNED = IVON(
     h0=Noise(0.7),
     clip=Relative(0.06, Units, length=-1),
     weight_decay=Relative(0.1, Hidden, examples=-1),
+    hold=0.25,
 )
 """IVON in the network's own units."""
 

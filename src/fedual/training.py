@@ -260,7 +260,8 @@ def written(method: Method) -> str:
     own = {field.name: getattr(method, field.name) for field in fields(method)}
     named = [f"{name}={value!r}" for name, value in own.items() if value or name not in ("momentum", "unit")]
     text = f"Method({', '.join(named)})"
-    return text.replace(", proximal='squared'", "").replace("weight_decay=0.0, debias", "debias")
+    text = text.replace(", proximal='squared'", "").replace(", hold=0.0", "")
+    return text.replace("weight_decay=0.0, debias", "debias")
 
 
 def _digest(tensors: list[Tensor]) -> str:

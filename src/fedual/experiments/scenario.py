@@ -94,7 +94,7 @@ class Scenario:
         """What stands in a run's config: all but folder and sweep, and the rounds, which a resumed run may add to."""
         described = asdict(self)
         del described["folder"], described["sweep"], described["train"]["rounds"]
-        for name in ("weight_decay", "momentum", "unit"):
+        for name in ("weight_decay", "hold", "momentum", "unit"):
             if self.method.startswith("ivon") and described["settings"].get(name) == 0:  # older runs do not name it
                 del described["settings"][name]
         return described

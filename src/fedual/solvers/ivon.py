@@ -10,6 +10,10 @@ It minimises λ E_q[ℓ + vᵀθ − ½ θᵀdiag(u)θ] + KL(q ‖ p), with ess 
 Here h + δ is carried rather than h. With A = v − δ m_p, B = δ − u (`quadratic`) and x = (1 − β₂)(ĥ − h)/(h + δ),
 ĥ − h = ĝε/σ + B − (h + δ), and the third line is h + δ ← (h + δ)(1 + x + ½x²): positive whatever ĥ is, in floating
 point too.
+
+Where the multiplier of a client outweighs its proximal term, u > δ, the mean has nothing that holds it, and runs away.
+With `hold` θ its pull to q_g is never weaker than θδ, max(δ − u, θδ) in the place of B in the second line, around m_p;
+h, and where the federation comes to rest, stay as they are.
 """
 
 from dataclasses import dataclass
@@ -40,6 +44,7 @@ class IVON(Stepper):
             limit.
         weight_decay: ½ weight_decay ‖θ‖² is added to a client's mean loss; a rule has one for each parameter.
         debias: Divide g by 1 − β₁ᵗ, t counted over all rounds.
+        hold: The part of the proximal term by which a mean is held to m_g, whatever the multiplier; 0 is Algorithm 2.
     """
 
     lr: float = 0.03
@@ -50,6 +55,7 @@ class IVON(Stepper):
     clip: float = 1.0
     weight_decay: float = 0.0
     debias: bool = True
+    hold: float = 0.0
 
     def __post_init__(self) -> None:
         require_positive("lr", self.lr)
@@ -59,6 +65,8 @@ class IVON(Stepper):
         for name in ("clip", "weight_decay"):
             if getattr(self, name) != 0:
                 require_positive(name, getattr(self, name))
+        if self.hold != 0:
+            require_positive("hold", self.hold, most=1.0)
         require_count("samples", self.samples)
 
     @property
@@ -85,9 +93,13 @@ class IVON(Stepper):
         offset, slope = quadratic(problem)
         ess = 1 / (problem.rho * scale(problem))
         mean, curvature = start_mean(problem), Diagonal().precision(problem.lam_g) / ess
+        pull = torch.maximum(slope, self.hold * curvature) if self.hold else slope
+        if self.hold:  # δ is s_g/λ, as is h + δ of a client that starts at q_g
+            offset = offset + (slope - pull) * Diagonal().mean(problem.lam_g)
         lr = self.lr.rate(problem.losses, ess) if isinstance(self.lr, Gain) else torch.full_like(ess, self.lr)
         decay = self.weight_decay
-        slope = slope + (decay.each(problem.losses, mean) if isinstance(decay, Hidden) else decay)
+        decay = decay.each(problem.losses, mean) if isinstance(decay, Hidden) else decay
+        slope, pull = slope + decay, pull + decay
         plain = torch.full_like(ess, self.clip or torch.inf)
         limit = self.clip.limit(problem.losses, mean, lr) if isinstance(self.clip, Units) else plain
         if problem.start is not None:
@@ -103,6 +115,7 @@ class IVON(Stepper):
             "offset": offset,
             "slope": slope,
             "limit": limit,
+            **({"pull": pull} if self.hold else {}),
         }
 
     def place(self, inner: Inner, noise: Tensor) -> Tensor:
@@ -125,7 +138,8 @@ class IVON(Stepper):
     def _direction(self, inner: Inner) -> Tensor:
         """(g + v − u m + δ (m − m_p))/(h + δ)."""
         first = inner["momentum"] / (1 - self.beta1 ** inner["steps"])[:, None] if self.debias else inner["momentum"]
-        return (first + inner["offset"] + inner["slope"] * inner["mean"]) / inner["curvature"]
+        pull = inner.get("pull", inner["slope"])
+        return (first + inner["offset"] + pull * inner["mean"]) / inner["curvature"]
 
     def end(self, problem: Subproblem, inner: Inner) -> Solution:
         """(m, s) with s = λ (h + δ)."""
