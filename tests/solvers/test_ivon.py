@@ -96,8 +96,11 @@ def test_without_multipliers_it_is_the_published_optimiser(samples, clip, debias
         torch.testing.assert_close(solution.carry["momentum"][k], momentum, rtol=1e-6, atol=1e-9)
 
 
-def printed(losses, eta, start, rho, tau, delta, mean, lr, h0, beta1, beta2):
-    """Algorithm 2 line by line, with v_k, u_k, λ, δ and h as the paper writes them."""
+def printed(losses, eta, start, rho, tau, delta, mean, lr, h0, beta1, beta2, hold=-math.inf):
+    """Algorithm 2 line by line, with v_k, u_k, λ, δ and h as the paper writes them.
+
+    Of the terms of the mean, v − u m + δ (m − m_p) = v − u m_p + (δ − u)(m − m_p), the last may be held at `hold` δ.
+    """
     n = 40.0
     ess, v, u = n / (rho * tau), tau / n * eta[:, 0], tau / n * (-2 * eta[:, 1])
     m, h, g = start.expand(2, -1).clone(), torch.full((2, 5), h0), torch.zeros(2, 5)
@@ -109,16 +112,17 @@ def printed(losses, eta, start, rho, tau, delta, mean, lr, h0, beta1, beta2):
         h_hat = g_hat * (theta - m) / sigma**2 - u
         g = beta1 * g + (1 - beta1) * g_hat
         h = beta2 * h + (1 - beta2) * h_hat + (1 - beta2) ** 2 * (h - h_hat) ** 2 / (h + d) / 2
-        m = m - lr * (g + v - u * m + d * (m - mean)) / (h + d)
+        m = m - lr * (g + v - u * mean + torch.maximum(d - u, hold * d) * (m - mean)) / (h + d)
         sigma = 1 / (ess * (h + d)).sqrt()
     return m, 1 / sigma**2
 
 
-def test_eq61_it_is_algorithm_2_as_printed():
+@pytest.mark.parametrize("held", [{}, {"hold": 0.5}])
+def test_eq61_it_is_algorithm_2_as_printed(held):
     """Prior mean not zero, both multipliers, no debiasing (which the printed algorithm leaves out)."""
     losses, start = Quadratic(), normal((5,), 3)
     eta = torch.stack([normal((2, 5), 4), -torch.rand(2, 5, generator=rng(5))], 1)
-    settings: Any = {"lr": 0.02, "h0": 0.9, "beta1": 0.8, "beta2": 0.95}
+    settings: Any = {"lr": 0.02, "h0": 0.9, "beta1": 0.8, "beta2": 0.95, **held}
     m, s = printed(losses, eta, start, 0.5, 0.2, 3.0, 0.6, **settings)
     solution = IVON(debias=False, clip=0.0, **settings)(problem(losses, eta, mean=0.6, start=start))
     torch.testing.assert_close(Diagonal().mean(solution.lam), m, rtol=1e-9, atol=1e-12)
@@ -150,6 +154,21 @@ def test_eq32_its_fixed_point_solves_the_clients_problem():
     torch.testing.assert_close(lam, wanted.lam_g - (eta + gradient) / 0.5, rtol=1e-8, atol=1e-8)
 
 
+def test_a_mean_whose_multiplier_outweighs_the_proximal_term_is_held():
+    """A loss without curvature, u = 3δ: nothing else holds it; h, and a mean at m_g without a force, stay the same."""
+    losses, eta = Conjugate(steps=300), torch.stack([torch.zeros(2, 5), torch.full((2, 5), -0.5 * 3 * 1.5)], 1)
+    losses.h, losses.b = torch.zeros(2, 5), torch.full((2, 5), 1e-3)
+    solve = lambda **held: IVON(lr=0.05, beta2=0.999, samples=2, clip=0.0, **held)(problem(losses, eta)).lam
+    free, held = solve(), solve(hold=0.5)
+    torch.testing.assert_close(free[:, 1], held[:, 1])
+    assert (Diagonal().mean(held).abs() < 1e-3 / (0.5 * 3 / 400)).all()  # the balance of the force and of ½δ
+    assert (Diagonal().mean(free).abs() > 10).all()
+    losses.b, wanted = torch.zeros(2, 5), problem(losses, eta, mean=0.4)
+    eta[:, 0] = -2 * eta[:, 1] * 0.4  # v = u m_g
+    still = IVON(lr=0.05, samples=2, hold=0.5)(wanted).lam
+    torch.testing.assert_close(Diagonal().mean(still), torch.full((2, 5), 0.4))
+
+
 def test_the_precision_stays_positive_whatever_the_curvature():
     """ĥ far below −(h + δ), in single precision too, where h + δ formed as a sum would cancel."""
     losses = Conjugate(steps=300)
@@ -168,7 +187,7 @@ def test_a_client_starts_at_the_servers_posterior_once_it_has_moved():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"lr": 0}, {"h0": -1.0}, {"beta1": 1.0}, {"beta2": -0.1}, {"clip": -1.0}, {"samples": 0}]
+    "bad", [{"lr": 0}, {"h0": -1.0}, {"beta1": 1.0}, {"beta2": -0.1}, {"clip": -1.0}, {"hold": 1.5}, {"samples": 0}]
 )
 def test_bad_settings_are_refused(bad):
     with pytest.raises(InputError, match=next(iter(bad))):
