@@ -101,8 +101,8 @@ def draw(args: argparse.Namespace) -> None:
     """Accuracies from best to worst, and how many of them are near the best of both."""
     found = lines(args.file)
     names = [name for name in SCENARIOS if any(line["scenario"] == name for line in found)]
-    text = ["| scenario | IVON-ADMM around | runs | diverged | within 3 points of the best of both | best |"]
-    text.append("|---|---|---|---|---|---|")
+    text = ["| scenario | IVON-ADMM around | runs | diverged | within 3 points of the best of both | best | commit |"]
+    text.append("|---|---|---|---|---|---|---|")
     with canvas(4.2 * len(names), 3.0) as figure:
         for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
             here = {p: [line for line in found if (line["scenario"], line["preset"]) == (name, p)] for p in PRESETS}
@@ -114,7 +114,8 @@ def draw(args: argparse.Namespace) -> None:
                 label = {"paper": "the paper's settings", "default": "the defaults"}[preset]
                 axis.plot(range(1, len(good) + 1), [100 * value for value in good], ".-", color=colour, label=label)
                 top = f"{100 * good[0]:.1f}" if good else ""
-                text.append(f"| {name} | {label} | {len(some)} | {lost} | {near} | {top} |")
+                source = ", ".join(sorted({line["environment"]["commit"][:7] for line in some}))
+                text.append(f"| {name} | {label} | {len(some)} | {lost} | {near} | {top} | {source} |")
             axis.set(title=name, xlabel="settings that did not diverge, best first", ylabel=f"% after {ROUNDS} rounds")
             axis.legend()
         args.out.mkdir(parents=True, exist_ok=True)

@@ -60,6 +60,7 @@ DIGITS = ("digits-heterog-10", (10, 20))
 SHARES, SHARING = (0.1, 0.3, 1.0), (("ivon-admm", "default"), ("fedavg", ""), ("feddyn", ""))
 WITHOUT = {
     "the limit on a step": "clip=0.0",
+    "the hold on means": "hold=0.0",
     "the falling rate": "train.schedule=constant",
     "h0 from the network": "h0=0.01",
     "the rate from the number of steps": "lr=0.01",
