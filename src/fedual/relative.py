@@ -4,7 +4,7 @@ Each client's problem, divided by N_k/τ, is (1/N_k) Σ_i E_q[ℓ_i] + (ρ_kτ/N
 from q_g depends on ρ_kτ/N_k, and what the server makes of it on Σ_k ρ_k (Eq. 17 with α = 1/(1 + Σ_k ρ_k)). With
 ρ_k = ρ N_k/(N/K), ρ = c/K and τ = νN the first is cν for every client and the second is c, whatever K and N are. And
 ρ_kλ_g outweighs the client's multiplier, which has about the share N_k/N of Σ_j η_j ≈ λ_g, or its problem would have no
-solution.
+solution; not in every weight, though: see `hold` of IVON.
 
 A multiplier that moves in every tenth round only may move ten times as far: γ, where it is relative, is divided by the
 share of clients in a round, but it ends at ρ/3 (with fewer than three clients at ρ/K): nearer to ρ, multipliers run

@@ -93,8 +93,9 @@ class IVON(Stepper):
         offset, slope = quadratic(problem)
         ess = 1 / (problem.rho * scale(problem))
         mean, curvature = start_mean(problem), Diagonal().precision(problem.lam_g) / ess
-        pull = torch.maximum(slope, self.hold * curvature) if self.hold else slope
-        if self.hold:  # δ is s_g/λ, as is h + δ of a client that starts at q_g
+        pull = slope
+        if self.hold:  # curvature is δ = s_g/λ here
+            pull = torch.maximum(slope, self.hold * curvature)
             offset = offset + (slope - pull) * Diagonal().mean(problem.lam_g)
         lr = self.lr.rate(problem.losses, ess) if isinstance(self.lr, Gain) else torch.full_like(ess, self.lr)
         decay = self.weight_decay
@@ -136,7 +137,7 @@ class IVON(Stepper):
         return {**moved, "mean": mean - inner["lr"] * direction}
 
     def _direction(self, inner: Inner) -> Tensor:
-        """(g + v − u m + δ (m − m_p))/(h + δ)."""
+        """(g + v − u m_p + B (m − m_p))/(h + δ), B = δ − u or what holds the mean."""
         first = inner["momentum"] / (1 - self.beta1 ** inner["steps"])[:, None] if self.debias else inner["momentum"]
         pull = inner.get("pull", inner["slope"])
         return (first + inner["offset"] + pull * inner["mean"]) / inner["curvature"]
