@@ -63,7 +63,7 @@ def trial(name: str, preset: str, factors: dict[str, float], device: str, root: 
         last = run.history[-1]
     except DivergedError as error:
         last = {"round": getattr(error.run, "round", None), "accuracy": None, "nll": None, "stopped": str(error)}
-    kept = {key: last[key] for key in ("round", "accuracy", "nll", "limited", "stopped") if key in last}
+    kept = {key: last[key] for key in ("round", "accuracy", "nll", "limited", "held", "stopped") if key in last}
     return {"scenario": name, "preset": preset, "factors": factors, **kept}
 
 

@@ -92,6 +92,7 @@ class TestHistory:
             "bytes_up",
             "bytes_down",
             "limited",
+            "held",
         }
         figures = {f"{name}{kind}" for name in ("accuracy", "nll", "brier", "ece") for kind in ("", "_mc")}
         assert all(record.keys() == facts | figures | {"seconds", "evaluation_seconds"} for record in run.history)

@@ -64,18 +64,21 @@ class Subproblem(NamedTuple):
 class Solution(NamedTuple):
     """λ_k of every client; `gradient` is ∇_μ E[ℓ_k]/τ where the solver knows it and the dual asks for it.
 
-    `limited` is the part of the parameters `(K,)` that a limit on the step held back at the end.
+    `limited` and `held` are the parts of the parameters `(K,)` that a limit on the step held back at the end, and whose
+    mean something other than the proximal term held to m_g.
     """
 
     lam: Tensor
     carry: Carry
     gradient: Tensor | None = None
     limited: Tensor | None = None
+    held: Tensor | None = None
 
     def select(self, clients: Any) -> "Solution":
         """The solutions of some of the clients."""
         pick = lambda value: None if value is None else value[clients]
-        return Solution(self.lam[clients], rows_of(self.carry, clients), pick(self.gradient), pick(self.limited))
+        rest = map(pick, (self.gradient, self.limited, self.held))
+        return Solution(self.lam[clients], rows_of(self.carry, clients), *rest)
 
 
 class Solver(Protocol):
@@ -112,6 +115,7 @@ class Totals:
     eta: Tensor | float = 0.0  # Σ change of η_k
     gap: float = 0.0  # Σ ‖λ_k − λ_g‖²
     limited: float = 0.0  # Σ of the parts of the parameters that a limit on the step held back
+    held: float = 0.0  # Σ of the parts of the parameters whose mean was held to m_g
 
     def plus(self, other: "Totals") -> "Totals":
         """The sums over both sets of clients."""
@@ -123,6 +127,7 @@ class Totals:
             self.eta + other.eta,
             self.gap + other.gap,
             self.limited + other.limited,
+            self.held + other.held,
         )
 
     @property
@@ -131,9 +136,9 @@ class Totals:
         return math.sqrt(self.gap / self.count) if self.count else 0.0
 
     @property
-    def held_back(self) -> float:
-        """The part of the parameters that a limit on the step held back, mean over the clients that count."""
-        return self.limited / max(1, self.count)
+    def guards(self) -> tuple[float, float]:
+        """`limited` and `held`, means over the clients that count."""
+        return self.limited / max(1, self.count), self.held / max(1, self.count)
 
 
 @dataclass(frozen=True)

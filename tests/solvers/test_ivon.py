@@ -9,6 +9,7 @@ import torch
 from problems import normal, rng
 from torch import nn
 
+from fedual import admm, methods
 from fedual.contracts import Subproblem
 from fedual.errors import InputError
 from fedual.families import Diagonal, Isotropic
@@ -155,7 +156,10 @@ def test_eq32_its_fixed_point_solves_the_clients_problem():
 
 
 def test_a_mean_whose_multiplier_outweighs_the_proximal_term_is_held():
-    """A loss without curvature, u = 3δ: nothing else holds it; h, and a mean at m_g without a force, stay the same."""
+    """A loss without curvature, u = 3δ: nothing else holds it; h, and a mean at m_g without a force, stay the same.
+
+    The record counts it, and not where u = 0.
+    """
     losses, eta = Conjugate(steps=300), torch.stack([torch.zeros(2, 5), torch.full((2, 5), -0.5 * 3 * 1.5)], 1)
     losses.h, losses.b = torch.zeros(2, 5), torch.full((2, 5), 1e-3)
     solve = lambda **held: IVON(lr=0.05, beta2=0.999, samples=2, clip=0.0, **held)(problem(losses, eta)).lam
@@ -165,8 +169,11 @@ def test_a_mean_whose_multiplier_outweighs_the_proximal_term_is_held():
     assert (Diagonal().mean(free).abs() > 10).all()
     losses.b, wanted = torch.zeros(2, 5), problem(losses, eta, mean=0.4)
     eta[:, 0] = -2 * eta[:, 1] * 0.4  # v = u m_g
-    still = IVON(lr=0.05, samples=2, hold=0.5)(wanted).lam
-    torch.testing.assert_close(Diagonal().mean(still), torch.full((2, 5), 0.4))
+    eta[1, :, 2:] = 0
+    method = methods.ivon_admm(rho=0.5, damping=0.1, unit=0.0, solver=IVON(lr=0.05, samples=2, hold=0.5))
+    still = admm.client_update(method, wanted)
+    torch.testing.assert_close(Diagonal().mean(still.lam), torch.full((2, 5), 0.4))
+    assert admm.total(method, wanted, still).guards == (0.0, pytest.approx((1 + 0.4) / 2))
 
 
 def test_the_precision_stays_positive_whatever_the_curvature():

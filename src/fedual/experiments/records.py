@@ -24,7 +24,7 @@ CENTRAL = ("split.kind=homogeneous", "split.clients=1", "train.local_epochs=1", 
 """All examples in one place, an epoch a round, with one learning rate for all scenarios."""
 COLUMNS = (
     "round", "accuracy", "nll", "brier", "ece", "accuracy_mc", "nll_mc", "brier_mc", "ece_mc",
-    "refused", "shortened", "limited", "seconds", "evaluation_seconds", "bytes_up", "bytes_down",
+    "refused", "shortened", "limited", "held", "seconds", "evaluation_seconds", "bytes_up", "bytes_down",
 )  # fmt: skip
 
 

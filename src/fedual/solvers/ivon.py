@@ -145,5 +145,7 @@ class IVON(Stepper):
     def end(self, problem: Subproblem, inner: Inner) -> Solution:
         """(m, s) with s = λ (h + δ)."""
         lam = Diagonal().natural(inner["mean"], inner["ess"] * inner["curvature"])
-        limited = (self._direction(inner).abs() > inner["limit"]).to(lam.dtype).mean(1)
-        return Solution(lam, {"momentum": inner["momentum"], "steps": inner["steps"]}, limited=limited)
+        part = lambda found: found.to(lam.dtype).mean(1)
+        limited = part(self._direction(inner).abs() > inner["limit"])
+        held = part(inner["pull"] > inner["slope"]) if self.hold else None
+        return Solution(lam, {"momentum": inner["momentum"], "steps": inner["steps"]}, limited=limited, held=held)
