@@ -120,7 +120,7 @@ TABLES: dict[str, tuple[Part, ...]] = {
     "participation": (Part(*MNIST, tuple(_sharing(*run, share) for share in SHARES for run in SHARING)),),
     "ablation": tuple(
         _alone((name, rounds), "default", *(f"default,{some},train.rounds={rounds[-1]}" for some in WITHOUT.values()))
-        for name, rounds in ((FMNIST[0], (10, 25)), (MNIST[0], (25, 50)))
+        for name, rounds in ((FMNIST[0], (10, 25)), (MNIST[0], (10, 25)))
     ),
     "why": (_alone(MNIST, "paper", *(f"paper,{change}" for change in CHANGES), ""),),
 }
