@@ -120,6 +120,9 @@ class TestRelative:
         short, long = (cast(IVON, of(steps).solver) for steps in (200, 500))
         assert (type(long.lr), type(long.clip)) == (Gain, Units)
         assert (long.lr, long.clip) == pytest.approx((short.lr / 2.5**2, short.clip / 2.5))
+        for method, solver in ((of(200), short), (of(500), long)):  # λ is λ_c, α = 3.2/S
+            assert cast(Gain, solver.lr).coldest == pytest.approx(600 / (method.rho * method.tau))
+            assert solver.lr / cast(Gain, solver.lr).coldest == pytest.approx(3.2)
 
     @pytest.mark.parametrize("local", [{"local_steps": 401}, {"local_epochs": 33}])
     def test_fit_counts_the_steps_of_a_client_of_average_size(self, local):
@@ -195,7 +198,10 @@ class TestScale:
                 torch.testing.assert_close(noise[f"{layer}.{name}"], torch.full_like(noise[f"{layer}.{name}"], half))
 
     def test_the_rate_of_a_round_is_shared_by_its_steps(self):
-        """α = gain/(λS), at most 0.1, with S = 2 epochs of 3, 1 and 25 batches of 4; a schedule lowers both."""
+        """α = gain/(λS), at most 0.1, with S = 2 epochs of 3, 1 and 25 batches of 4; a schedule lowers both.
+
+        A λ above λ_c counts as λ_c.
+        """
         losses = stack(mlp(), [pairs(1, size)[0] for size in (12, 3, 100)], local_epochs=2)
         ess = torch.tensor([[10.0], [1.0], [5.0]], dtype=torch.float64)
         found = Gain(6.0).rate(losses, ess)
@@ -203,12 +209,16 @@ class TestScale:
         for half in (Gain(6.0) * 0.5, pickle.loads(pickle.dumps(0.5 * Gain(6.0)))):
             torch.testing.assert_close(half.rate(losses, ess), found / 2)
             assert str(half) == "3/λS"
+        cold = Gain(2.4, coldest=5.0) * 0.5
+        for same in (cold, pickle.loads(pickle.dumps(cold)), copy.deepcopy(cold)):
+            known = ess.new_tensor([[1.2 / (5 * 6)], [0.05], [1.2 / (5 * 50)]])
+            torch.testing.assert_close(same.rate(losses, ess), known)
         found = Reach(0.05).rate(losses, losses.network.initial().expand(3, -1))
         torch.testing.assert_close(found, ess.new_tensor([[0.05 / 6], [0.01], [0.05 / 50]]))
 
-    @pytest.mark.parametrize("given", [{"rho": 0.7}, {"tau": 1e-7}, {"rho": 3.0, "tau": 1e-8}])
+    @pytest.mark.parametrize("given", [{"rho": 70.0}, {"tau": 1e-5}, {"rho": 3.0, "tau": 1e-6}])
     def test_the_first_step_does_not_depend_on_rho_and_tau(self, given):
-        """Its noise is a part of the weights, and α/(h + δ) does not have λ in it, as long as h is h0."""
+        """Its noise is a part of the weights, and α/(h + δ) does not have λ < λ_c in it, as long as h is h0."""
 
         def means(**settings) -> torch.Tensor:
             method = methods.build("ivon-admm", lr=Gain(10.0), beta2=1 - 1e-12, clip=0.0, **settings)

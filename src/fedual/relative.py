@@ -18,12 +18,21 @@ went.
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from fedual.contracts import Method
 
 LONG = 200
 """Steps of a round that is not long yet."""
+
+
+@runtime_checkable
+class Lasting(Protocol):
+    """What a rule makes that depends on the length of a round by more than a power."""
+
+    def within(self, length: float) -> float:
+        """The same, for rounds of length L."""
+        ...
 
 
 class Relative(float):
@@ -57,7 +66,8 @@ class Relative(float):
     def at(self, num_clients: int, num_examples: float, length: float = 1.0) -> float:
         """The number itself, for K clients with N examples and rounds of length L."""
         powers = float(num_clients) ** self.clients * float(num_examples) ** self.examples * length**self.length
-        return self.rule(float(self) * powers)
+        made = self.rule(float(self) * powers)
+        return made.within(length) if isinstance(made, Lasting) else made
 
     @property
     def unit(self) -> dict[str, int]:

@@ -49,8 +49,8 @@ class Run:
     `history` has one record a round: round, accuracy, nll, brier, ece (at the mean, and under q_g with the suffix
     `_mc`), seconds of training and evaluation_seconds, bytes_up, bytes_down, active, counted and refused clients,
     shortened (the part of the server's step that was taken), limited (the part of the parameters that a limit on the
-    clients' steps held back at the end of the round), held (the part whose mean was held to m_g), and the residuals `primal` ‖λ_k − λ_g‖ and `dual`
-    ‖change of λ_g‖, which are small beside `norm` ‖λ_g‖ when it has converged.
+    clients' steps held back at the end of the round), held (the part whose mean was held to m_g), and the residuals
+    `primal` ‖λ_k − λ_g‖ and `dual` ‖change of λ_g‖, which are small beside `norm` ‖λ_g‖ when it has converged.
     A callback sets `stop` to end the run after this round.
     """
 

@@ -9,9 +9,10 @@ and steps are limited in multiples of it. h begins where the noise σ = 1/√(λ
     h0 = 1/(λ (noise · RMS(W))²)                                                (RMS over one tensor)
 
 and the learning rate is such that the S steps that a client takes in a round, all with a gradient g, add up to
-gain · (noise · RMS(W))² g, whatever λ is:
+gain · (noise · RMS(W))² g, whatever λ is; but where λ is large, h0 is soon small beside the curvature, and a large λ
+counts as λ_c = 6.25·10⁶/L², with L the length of a round:
 
-    α = gain/(λ S), at most 0.1
+    α = gain/(min(λ, λ_c) S), at most 0.1
 
 Weights of hidden layers decay, as under the prior N(0, 1/(prior · fan_in)), but less where their inputs hardly vary
 from example to example: a layer that does not tell examples apart yet has to grow first. A first layer's do not: its
@@ -95,10 +96,26 @@ class Gain(_Rate):
 
     unit = "/λS"
     fastest = 0.1
+    coldest: float
+
+    def __new__(cls, value: float, most: float | None = None, coldest: float = 6.25e6) -> Self:
+        """The last is λ_c."""
+        made = super().__new__(cls, value, most)
+        made.coldest = coldest
+        return made
+
+    def __mul__(self, factor: float) -> Self:
+        return type(self)(float(self) * factor, self.most * factor, self.coldest)
+
+    __rmul__ = __mul__
+
+    def within(self, length: float) -> Self:
+        """The same, for rounds of length L."""
+        return type(self)(self, self.most, self.coldest / length**2)
 
     def rate(self, losses: Minibatches, ess: Tensor) -> Tensor:
         """α of each client, shaped as λ."""
-        return self.shared(losses, float(self) / ess)
+        return self.shared(losses, float(self) / ess.clamp(max=self.coldest))
 
 
 class Reach(_Rate):
