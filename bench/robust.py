@@ -97,6 +97,11 @@ def accuracies(found: Iterable[dict[str, Any]]) -> list[float]:
     return sorted((line["accuracy"] for line in found if not diverged(line)), reverse=True)
 
 
+def _short(commit: str) -> str:
+    """Seven digits, and the mark of a tree with changes."""
+    return commit[:7] + "+" * commit.endswith("+")
+
+
 def draw(args: argparse.Namespace) -> None:
     """Accuracies from best to worst, and how many of them are near the best of both."""
     found = lines(args.file)
@@ -114,7 +119,7 @@ def draw(args: argparse.Namespace) -> None:
                 label = {"paper": "the paper's settings", "default": "the defaults"}[preset]
                 axis.plot(range(1, len(good) + 1), [100 * value for value in good], ".-", color=colour, label=label)
                 top = f"{100 * good[0]:.1f}" if good else ""
-                source = ", ".join(sorted({line["environment"]["commit"][:7] for line in some}))
+                source = ", ".join(sorted({_short(line["environment"]["commit"]) for line in some}))
                 text.append(f"| {name} | {label} | {len(some)} | {lost} | {near} | {top} | {source} |")
             axis.set(title=name, xlabel="settings that did not diverge, best first", ylabel=f"% after {ROUNDS} rounds")
             axis.legend()
