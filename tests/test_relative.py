@@ -21,10 +21,10 @@ from fedual.solvers import IVON, Clients, Draws, Gain, Hidden, Minibatches, Netw
 from fedual.solvers.scale import sizes, units
 
 
-def mlp(seed: int = 0) -> nn.Sequential:
+def mlp(seed: int = 0, wide: int = 7) -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(5, 7), nn.Sigmoid(), nn.Linear(7, 3)).double()
+        return nn.Sequential(nn.Linear(5, wide), nn.Sigmoid(), nn.Linear(wide, 3)).double()
 
 
 def pairs(count: int = 3, size: int = 12, times: float = 1.0) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -111,7 +111,10 @@ class TestRelative:
             assert (type(same.at(10, examples)), same.at(10, examples)) == (Hidden, pytest.approx(decay))
 
     def test_long_rounds_hold_clients_back(self):
-        """Beyond 200 steps: τ by the square, the rate by its inverse, γ and the limit in inverse proportion, ρ not."""
+        """Beyond 200 steps: τ by the square, the rate by its inverse, γ and the limit in inverse proportion, ρ not.
+
+        And the decay, with its limit, in proportion.
+        """
         of = lambda steps: settled(methods.build("ivon-admm"), 10, 6000, 1.0, steps)
         assert of(0) == of(200)
         assert of(500).tau == pytest.approx(2.5**2 * of(200).tau)
@@ -123,6 +126,13 @@ class TestRelative:
         for method, solver in ((of(200), short), (of(500), long)):  # λ is λ_c, α = 3.2/S
             assert cast(Gain, solver.lr).coldest == pytest.approx(600 / (method.rho * method.tau))
             assert solver.lr / cast(Gain, solver.lr).coldest == pytest.approx(3.2)
+        for losses in (stack(mlp(), pairs()), stack(mlp(wide=700), pairs())):  # 0.1 · 700/6000 is beyond the limit
+            each = [
+                cast(Hidden, solver.weight_decay).each(losses, losses.network.initial().expand(3, -1))
+                for solver in (short, long)
+            ]
+            assert each[0].any()
+            torch.testing.assert_close(each[1], 2.5 * each[0])
 
     @pytest.mark.parametrize("local", [{"local_steps": 401}, {"local_epochs": 33}])
     def test_fit_counts_the_steps_of_a_client_of_average_size(self, local):

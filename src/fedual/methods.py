@@ -122,7 +122,7 @@ UNTUNED = IVON(
     lr=Relative(2e7, Gain, length=-2),
     h0=Noise(0.7),
     clip=Relative(0.06, Units, length=-1),
-    weight_decay=Relative(0.1, Hidden, examples=-1),
+    weight_decay=Relative(0.1, Hidden, examples=-1, length=1),
     hold=0.25,
 )
 """IVON in the network's own units."""

@@ -13,7 +13,7 @@ ahead of the clients, and diverge.
 The more steps a client takes in a round, the further it drifts. L is the length of a round: the steps of a client of
 average size in multiples of 200, at least 1. In long rounds τ, which holds clients at q_g, is L² times as large, the
 rate L² times smaller, and the limit on a step L times, as are the steps of multipliers, which add up how far clients
-went.
+went; weights decay L times as fast.
 """
 
 from collections.abc import Callable

@@ -18,7 +18,7 @@ Weights of hidden layers decay, as under the prior N(0, 1/(prior · fan_in)), bu
 from example to example: a layer that does not tell examples apart yet has to grow first. A first layer's do not: its
 inputs come in any unit.
 
-    decay · min(1, 4 Var(x)),  decay = prior · fan_in/N, at most 0.003
+    decay · min(1, 4 Var(x)),  decay = prior · fan_in · L/N, at most 0.003 L
 """
 
 from collections.abc import Callable
@@ -143,11 +143,27 @@ class Hidden(_Rule):
     """A rule for `weight_decay`: that of hidden layers' weights whose inputs vary, for one of their inputs."""
 
     unit = "·fan_in·min(1, 4Var(x))"
+    most: float
+
+    def __new__(cls, value: float, most: float = STRONGEST) -> Self:
+        """The last is the limit for a layer."""
+        made = super().__new__(cls, value)
+        made.most = most
+        return made
+
+    def __mul__(self, factor: float) -> Self:
+        return type(self)(float(self) * factor, self.most)
+
+    __rmul__ = __mul__
+
+    def within(self, length: float) -> Self:
+        """The same, for rounds of length L."""
+        return type(self)(self, self.most * length)
 
     def each(self, losses: Minibatches, mean: Tensor) -> Tensor:
         """That of every parameter of every client `(K, P)`."""
         hidden = list(_inputs(losses, mean, _variance).items())[1:]
-        most = {name: min(float(self) * _fan_in(losses, name), STRONGEST) for name, _ in hidden}
+        most = {name: min(float(self) * _fan_in(losses, name), self.most) for name, _ in hidden}
         found = {f"{name}.weight": most[name] * (4 * varied).clamp(max=1) for name, varied in hidden}
         return _spread(losses, lambda name: found.get(name, mean[:, 0] * 0))
 
