@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from fedual.contracts import (
+    UNGUARDED,
     Carry,
     Gathered,
+    Guards,
     Losses,
     Method,
     Solution,
@@ -77,8 +79,7 @@ class Update(NamedTuple):
     lam: Tensor  # (K, R, P); rows that are not ok mean nothing
     eta: Tensor
     carry: Carry
-    limited: Tensor | None = None  # (K,), as `held`: see `Solution`
-    held: Tensor | None = None
+    guards: Guards = UNGUARDED
 
     @property
     def rows(self) -> Tensor | slice:
@@ -94,8 +95,7 @@ class Info(NamedTuple):
     shortened: float  # the part of the server's step that was taken: 1, unless it would have left the domain
     primal: float  # ‖λ_k − λ_g‖, root mean square over the counted clients
     dual: float  # ‖change of λ_g‖
-    limited: float = 0.0  # the part of the counted clients' parameters that a limit on the step held back
-    held: float = 0.0  # the part of them whose mean was held to m_g
+    guards: Guards = UNGUARDED  # means over the counted clients
 
 
 def init(method: Method, prior: Tensor, num_clients: int, start: Tensor | None = None) -> State:
@@ -162,7 +162,7 @@ def step(method: Method, state: State, losses: Losses, active: Tensor | None = N
         ahead=ahead(method, state.lam_g if state.round and state.start is None else lam_g, lam_g),
     )
     change = float((lam_g - state.lam_g).norm())
-    return after, Info(counted, refused, shortened, totals.residual, change, *totals.guards)
+    return after, Info(counted, refused, shortened, totals.residual, change, totals.guards)
 
 
 def subproblem(
@@ -187,7 +187,7 @@ def client_update(method: Method, problem: Subproblem) -> Update:
     else:
         eta = torch.full_like(problem.eta, torch.nan)
         eta[ok] = dual_update(method, problem.select(ok), solution.select(ok))
-    return Update(ok & finite(eta), solution.lam, eta, solution.carry, solution.limited, solution.held)
+    return Update(ok & finite(eta), solution.lam, eta, solution.carry, solution.guards)
 
 
 def dual_update(method: Method, problem: Subproblem, solution: Solution) -> Tensor:
@@ -200,7 +200,7 @@ def total(method: Method, problem: Subproblem, update: Update, before: Tensor | 
     ok = update.rows
     weight = counts(method, num_examples(problem.losses)).to(update.lam)
     weighted_sum = lambda x: torch.einsum("k,k...->...", weight[ok], x[ok])
-    parts = lambda x: 0.0 if x is None else float(x[ok].sum())
+    parts = lambda x: float(x[ok].sum()) if isinstance(x, Tensor) else x
     gap = (update.lam[ok] - problem.lam_g).square_().sum()
     return Totals(
         int(update.ok.sum()),
@@ -209,8 +209,7 @@ def total(method: Method, problem: Subproblem, update: Update, before: Tensor | 
         0.0 if before is None else weighted_sum(before),
         (update.eta - problem.whole(problem.eta))[ok].sum(0),
         float(gap),
-        parts(update.limited),
-        parts(update.held),
+        update.guards.each(parts),
     )
 
 

@@ -5,6 +5,7 @@ A `Method` is a family, and a `Solver`, a `Dual` and a `Server` for the lines of
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -61,23 +62,32 @@ class Subproblem(NamedTuple):
         return x / self.tau.reshape(-1, *(1,) * (x.dim() - 1))
 
 
-class Solution(NamedTuple):
-    """λ_k of every client; `gradient` is ∇_μ E[ℓ_k]/τ where the solver knows it and the dual asks for it.
+class Guards(NamedTuple):
+    """What a solver's guards had to do, in parts of the parameters: of each client `(K,)`, or a sum or mean."""
 
-    `limited` and `held` are the parts of the parameters `(K,)` that a limit on the step held back at the end, and whose
-    mean something other than the proximal term held to m_g.
-    """
+    limited: Tensor | float = 0.0  # those that a limit on the step held back at the end
+    held: Tensor | float = 0.0  # those whose mean something other than the proximal term held to m_g
+
+    def each(self, what: Callable[[Tensor | float], Tensor | float]) -> "Guards":
+        """The same of every guard."""
+        return Guards(*map(what, self))
+
+
+UNGUARDED = Guards()
+
+
+class Solution(NamedTuple):
+    """λ_k of every client; `gradient` is ∇_μ E[ℓ_k]/τ where the solver knows it and the dual asks for it."""
 
     lam: Tensor
     carry: Carry
     gradient: Tensor | None = None
-    limited: Tensor | None = None
-    held: Tensor | None = None
+    guards: Guards = UNGUARDED
 
     def select(self, clients: Any) -> "Solution":
         """The solutions of some of the clients."""
-        pick = lambda value: None if value is None else value[clients]
-        rest = map(pick, (self.gradient, self.limited, self.held))
+        pick = lambda value: value[clients] if isinstance(value, Tensor) else value
+        rest = pick(self.gradient), self.guards.each(pick)
         return Solution(self.lam[clients], rows_of(self.carry, clients), *rest)
 
 
@@ -114,8 +124,7 @@ class Totals:
     before: Tensor | float = 0.0  # Σ w_k λ_k as they were before this round, where the server asks for it
     eta: Tensor | float = 0.0  # Σ change of η_k
     gap: float = 0.0  # Σ ‖λ_k − λ_g‖²
-    limited: float = 0.0  # Σ of the parts of the parameters that a limit on the step held back
-    held: float = 0.0  # Σ of the parts of the parameters whose mean was held to m_g
+    guarded: Guards = UNGUARDED  # Σ of the parts of the parameters
 
     def plus(self, other: "Totals") -> "Totals":
         """The sums over both sets of clients."""
@@ -126,8 +135,7 @@ class Totals:
             self.before + other.before,
             self.eta + other.eta,
             self.gap + other.gap,
-            self.limited + other.limited,
-            self.held + other.held,
+            Guards(*(a + b for a, b in zip(self.guarded, other.guarded, strict=True))),
         )
 
     @property
@@ -136,9 +144,9 @@ class Totals:
         return math.sqrt(self.gap / self.count) if self.count else 0.0
 
     @property
-    def guards(self) -> tuple[float, float]:
-        """`limited` and `held`, means over the clients that count."""
-        return self.limited / max(1, self.count), self.held / max(1, self.count)
+    def guards(self) -> Guards:
+        """Means over the clients that count."""
+        return self.guarded.each(lambda part: part / max(1, self.count))
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def finish(
     lam_g, shortened = admm.server_update(method, server.lam_g, server.prior, eta_sum, totals, len(counted))
     took_part = torch.zeros_like(counted).index_fill(0, active, True)
     change = float((lam_g - server.lam_g).norm())
-    info = Info(counted, took_part & ~counted, shortened, totals.residual, change, *totals.guards)
+    info = Info(counted, took_part & ~counted, shortened, totals.residual, change, totals.guards)
     ahead = admm.ahead(method, server.lam_g if server.moved else lam_g, lam_g)
     moved = server.moved or totals.count > 0
     return server._replace(lam_g=lam_g, eta_sum=eta_sum, round=server.round + 1, moved=moved, ahead=ahead), info

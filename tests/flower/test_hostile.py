@@ -113,6 +113,16 @@ def test_a_hostile_reply_is_refused_and_named_and_the_round_goes_on_without_it(s
     sites.agrees()
 
 
+@pytest.mark.parametrize("part", [-1.0, 7.0, math.nan, [0.5, 0.5], None])
+def test_what_is_no_part_of_the_parameters_counts_as_none(sites, part):
+    figures = {} if part is None else {"limited": part, "held": part}
+    sites.run(4, changed(metrics=lambda sent: {"num-examples": sent["num-examples"], **figures}))
+    record = sites.history[BAD - 1]
+    assert record["clients"] == ["0", "1", "2"]
+    assert (record["limited"], record["held"]) == (0.0, 0.0)
+    sites.agrees()
+
+
 def test_a_reply_without_any_record(sites):
     def between(node, message, answer):
         reply = answer()

@@ -69,7 +69,8 @@ def test_every_network_method_has_the_simulators_posterior(tmp_path, name, num, 
     assert_close(server.ledger.server.eta_sum, run.server.eta_sum, rtol=1e-9, atol=1e-12)
     if isinstance(server.method.dual, Natural):
         assert server.ledger.server.eta_sum.norm() > 0
-    assert [record["counted"] for record in server.history] == [record["counted"] for record in run.history]
+    for key in ("counted", "limited", "held"):
+        assert [record[key] for record in server.history] == pytest.approx([record[key] for record in run.history])
 
 
 @pytest.mark.parametrize("local", [{"local_epochs": 250}, {"local_steps": 300}])
@@ -81,6 +82,15 @@ def test_server_and_clients_agree_on_how_long_a_round_is(tmp_path, local):
     assert server.settled == run.method
     assert run.losses.average_steps >= 300
     assert_close(server.ledger.server.lam_g, run.server.lam_g, rtol=1e-9, atol=1e-12)
+
+
+def test_guards_that_trigger_are_counted_at_the_server(tmp_path):
+    settings = {"lr": 0.1, "clip": 0.01, "rho": 0.01, "damping": 1.0, "unit": 0.0, "hold": 0.25}
+    run = fedual.fit(mlp(), pairs(3), methods.build("ivon-admm", **settings), ROUNDS, device="cpu", **LOCAL)
+    server, _ = deployed(tmp_path, 3, "ivon-admm", settings=settings, **LOCAL)
+    for key in ("limited", "held"):
+        assert run.history[-1][key] > 0
+        assert [record[key] for record in server.history] == pytest.approx([record[key] for record in run.history])
 
 
 def test_server_and_clients_agree_on_how_fast_the_rate_falls(tmp_path, monkeypatch):

@@ -124,7 +124,7 @@ def client_app(
             answer = found.train(scheduled(method_of(config), *now), server, order(config))
         except FedualError as error:
             return Message(wire.pack({}, own | refusal(error)), reply_to=message)
-        metrics = {"num-examples": answer.examples, "seconds": time.perf_counter() - began}
+        metrics = {"num-examples": answer.examples, "seconds": time.perf_counter() - began, **answer.guards._asdict()}
         return Message(wire.pack(answer.tensors, own, metrics), reply_to=message)
 
     def query(message: Message, context: Context) -> Message:

@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedual.admm import Info
-from fedual.contracts import Method, Totals, counts
+from fedual.contracts import UNGUARDED, Guards, Method, Totals, counts
 from fedual.duals import Natural, Zero
 from fedual.errors import DataError, InputError
 from fedual.families import finite, inner
@@ -39,6 +39,7 @@ class Reply(NamedTuple):
     payload: str
     tensors: Mapping[str, Tensor]
     examples: float
+    guards: Guards = UNGUARDED
 
 
 @dataclass
@@ -227,7 +228,7 @@ class Ledger:
         size = float(inner(lam - lam_g, method.family.expectation(lam) - mu_g))
         if not math.isfinite(size):
             raise InputError("its update is too large: its size is not finite")
-        return Update(lam, own.get("before"), own.get("eta_change"), reply.examples, size)
+        return Update(lam, own.get("before"), own.get("eta_change"), reply.examples, size, reply.guards)
 
     def _totals(self, method: Method, update: "Update") -> Totals:
         """A client's part of the sums."""
@@ -242,6 +243,7 @@ class Ledger:
             0.0 if update.before is None else weight * update.before,
             0.0 if change is None else change,
             float(gap.square().sum()),
+            update.guards,
         )
 
 
@@ -253,6 +255,7 @@ class Update(NamedTuple):
     change: Tensor | None  # of η_k, where the server cannot infer it
     examples: float
     size: float
+    guards: Guards
 
 
 def _check(name: str, value: Any, like: Tensor) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from flwr.app import Message
 
+from fedual.contracts import Guards
 from fedual.errors import InputError
 from fedual.flower import wire
 from fedual.flower.ledger import Reply
@@ -38,10 +39,14 @@ def reply_of(client: str, message: Message, payload: str, most: int) -> Reply:
         raise InputError(f"it says that it is client {wire.brief(config.get('client'))}")
     if config.get("payload") != payload:
         raise InputError(f"its payload is {wire.brief(config.get('payload'))}, not {payload}")
-    examples = wire.metrics_of(message.content).get("num-examples")
+    figures = wire.metrics_of(message.content)
+    examples = figures.get("num-examples")
     if not isinstance(examples, int | float) or not 0 < examples < 2**63:
         raise InputError(f"its number of examples is {wire.brief(examples)}")
-    return Reply(client, str(config.get("nonce")), payload, wire.tensors_of(message.content, most), float(examples))
+    part = lambda value: float(value) if isinstance(value, int | float) and 0 <= value <= 1 else 0.0
+    guards = Guards(*(part(figures.get(name)) for name in Guards._fields))
+    tensors = wire.tensors_of(message.content, most)
+    return Reply(client, str(config.get("nonce")), payload, tensors, float(examples), guards)
 
 
 def averaged(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedual import admm
 from fedual.admm import Update, server_start
-from fedual.contracts import Method, Solution, num_examples
+from fedual.contracts import Guards, Method, Solution, num_examples
 from fedual.duals import Natural, Zero
 from fedual.errors import DomainError, InputError
 from fedual.flower.payload import encode
@@ -39,6 +39,7 @@ class Answer(NamedTuple):
 
     tensors: dict[str, Tensor]
     examples: float  # N_k
+    guards: Guards
 
 
 @dataclass(frozen=True)
@@ -106,13 +107,14 @@ class Site:
                 )
             kept["feedback"] = feedback
             eta = admm.dual_update(method, problem, Solution(lam, update.carry))
-            update = Update(update.ok, lam, eta, update.carry)
+            update = Update(update.ok, lam, eta, update.carry, update.guards)
         kept |= {name: value[0] for name, value in rows_of(update, names).items()}
         if not isinstance(method.dual, Natural | Zero):
             tensors["eta_change"] = (update.eta - problem.whole(problem.eta))[0]
         if method.server.remembers:
             tensors["before"] = rows["lam"]
-        answer = Answer({name: value.cpu() for name, value in tensors.items()}, float(num_examples(losses)[0]))
+        sent = {name: value.cpu() for name, value in tensors.items()}
+        answer = Answer(sent, float(num_examples(losses)[0]), update.guards.each(float))
         return answer, {name: value.cpu() for name, value in kept.items()}
 
 

@@ -254,6 +254,7 @@ class BayesianADMM(Strategy):
             "clients": counted,
             "left_out": left_out,
             "shortened": info.shortened,
+            **info.guards._asdict(),
             "primal": info.primal,
             "dual": info.dual,
             "bytes_up": up,

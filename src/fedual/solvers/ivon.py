@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedual.contracts import Carry, Solution, Subproblem
+from fedual.contracts import Carry, Guards, Solution, Subproblem
 from fedual.errors import InputError, require_count, require_positive, require_share
 from fedual.families import Diagonal, Family
 from fedual.relative import Relative
@@ -147,5 +147,6 @@ class IVON(Stepper):
         lam = Diagonal().natural(inner["mean"], inner["ess"] * inner["curvature"])
         part = lambda found: found.to(lam.dtype).mean(1)
         limited = part(self._direction(inner).abs() > inner["limit"])
-        held = part(inner["pull"] > inner["slope"]) if self.hold else None
-        return Solution(lam, {"momentum": inner["momentum"], "steps": inner["steps"]}, limited=limited, held=held)
+        held = part(inner["pull"] > inner["slope"]) if self.hold else 0.0
+        carry = {"momentum": inner["momentum"], "steps": inner["steps"]}
+        return Solution(lam, carry, guards=Guards(limited, held))
