@@ -69,8 +69,7 @@ def test_every_network_method_has_the_simulators_posterior(tmp_path, name, num, 
     assert_close(server.ledger.server.eta_sum, run.server.eta_sum, rtol=1e-9, atol=1e-12)
     if isinstance(server.method.dual, Natural):
         assert server.ledger.server.eta_sum.norm() > 0
-    for key in ("counted", "limited", "held"):
-        assert [record[key] for record in server.history] == pytest.approx([record[key] for record in run.history])
+    assert [record["counted"] for record in server.history] == [record["counted"] for record in run.history]
 
 
 @pytest.mark.parametrize("local", [{"local_epochs": 250}, {"local_steps": 300}])
