@@ -132,3 +132,14 @@ def test_bad_input_is_refused_before_training_in_one_sentence(case: str, tmp_pat
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith((".", "?"))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("times", "options", "words"),
+    [(1.0, {}, []), (1000.0, {}, ["RMS of ", "standardise", "scale="]), (1000.0, {"scale": 1.0}, [])],
+)
+def test_inputs_in_another_unit_are_worth_a_word(caplog, times, options, words):
+    train(rounds=2, clients=[(times * x, y) for x, y in pairs()], test=None, **options)
+    lines = [record.getMessage() for record in caplog.records if record.name == "fedual"]
+    assert len(lines) == bool(words)
+    assert all(word in line for line in lines for word in words)

@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 from fedual.errors import InputError
+from fedual.solvers.fused import logger
 from fedual.solvers.minibatches import Minibatches
 from fedual.solvers.network import Network
 
 FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+LARGE = 10.0
+"""Inputs with a larger RMS are worth a word."""
 
 
 def check(losses: Minibatches, test: tuple[Tensor, Tensor] | None = None) -> None:
@@ -20,6 +23,8 @@ def check(losses: Minibatches, test: tuple[Tensor, Tensor] | None = None) -> Non
             "The inputs are uint8: say scale=255 for pixels that the network should see in [0, 1], scale=1 to "
             "leave them in 0…255, or convert them."
         )
+    if data.x.is_floating_point() and losses.scale is None and losses.round == 0:
+        _mind_the_unit(data.x[:1000])
     parts = [part.to(data.y.device) for part in data.parts]
     sets = [(f"Client {k}", data.x, data.y, part) for k, part in enumerate(parts)]
     if test is not None:
@@ -58,6 +63,18 @@ def rehearse(losses: Minibatches, curvature: bool) -> None:
             f"The model cannot be trained for many clients at once ({reason}): avoid recurrent layers, writing into "
             "tensors and branches on their values, or train one client at a time with engine='sequential'."
         ) from error
+
+
+def _mind_the_unit(x: Tensor) -> None:
+    """Say it where inputs are large: a network's first weights are drawn for inputs around 1."""
+    size = float(x.square().mean().sqrt())
+    if size > LARGE:
+        logger.warning(
+            "The inputs have an RMS of %.3g, and networks begin with weights for inputs around 1: standardise them, or "
+            "say scale=%.2g (scale=1 to leave them so).",
+            size,
+            size,
+        )
 
 
 def _check_model(losses: Minibatches) -> torch.Size:

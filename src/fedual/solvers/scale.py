@@ -2,9 +2,13 @@
 
 A layer z = Wx answers to a change of W by (RMS of the change) · RMS(x) · √fan_in. The unit of its weights is therefore
 
-    a = 1/(max(RMS(x), ½) √fan_in)                                              (for a bias x = 1)
+    a = s/(max(RMS(x), ½) √fan_in)                                              (for a bias x = 1)
 
-and steps are limited in multiples of it. h begins where the noise σ = 1/√(λ h0) is a part of the weights:
+and steps are limited in multiples of it. s is 1, unless the network carries the unit of its inputs on, as with ReLUs
+and inputs up to 255: where its inputs and those of the next layer (of the last layer, its own) are both larger than 1,
+s is the smaller RMS of the two, since outputs so large have further to go.
+
+h begins where the noise σ = 1/√(λ h0) is a part of the weights:
 
     h0 = 1/(λ (noise · RMS(W))²)                                                (RMS over one tensor)
 
@@ -170,14 +174,17 @@ class Hidden(_Rule):
 
 def units(losses: Minibatches, mean: Tensor) -> Tensor:
     """a for every parameter of every client `(K, P)`."""
-    seen = _inputs(losses, mean, lambda x: x.square().mean((1, 2)).sqrt().clamp(min=0.5))
+    seen = _inputs(losses, mean, lambda x: x.square().mean((1, 2)).sqrt())
+    order = list(seen)
+    following = dict(zip(order, [*order[1:], *order[-1:]], strict=True))
 
     def unit(name: str) -> Tensor:
         owner, _, kind = name.rpartition(".")
         if owner not in seen:
             return torch.full_like(mean[:, 0], OTHER)
         root = _fan_in(losses, owner) ** 0.5
-        return 1 / (seen[owner] * root) if kind == "weight" else torch.full_like(mean[:, 0], 1 / root)
+        scale = torch.minimum(seen[order[0]], seen[following[owner]]).clamp(min=1)
+        return scale * (1 / (seen[owner].clamp(min=0.5) * root) if kind == "weight" else 1 / root)
 
     return _spread(losses, unit)
 
