@@ -27,10 +27,10 @@ def mlp(seed: int = 0, wide: int = 7) -> nn.Sequential:
         return nn.Sequential(nn.Linear(5, wide), nn.Sigmoid(), nn.Linear(wide, 3)).double()
 
 
-def relu(wide: int = 20) -> nn.Sequential:
+def deep(between: type[nn.Module]) -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(5, wide), nn.ReLU(), nn.Linear(wide, 3)).double()
+        return nn.Sequential(nn.Linear(5, 20), between(), nn.Linear(20, 9), between(), nn.Linear(9, 3)).double()
 
 
 def pairs(count: int = 3, size: int = 12, times: float = 1.0) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -190,8 +190,7 @@ class TestScale:
     @pytest.mark.parametrize("between", [nn.ReLU, nn.Sigmoid])
     def test_units_of_a_network_that_carries_on_the_unit_of_its_inputs(self, between):
         """By hand, with a third layer: s is the smaller RMS of the network's inputs and of the next layer's."""
-        model = nn.Sequential(nn.Linear(5, 7), between(), nn.Linear(7, 6), between(), nn.Linear(6, 3)).double()
-        clients = pairs(times=100.0)
+        model, clients = deep(between), pairs(times=100.0)
         losses = stack(model, clients)
         found = losses.network.split(units(losses, losses.network.initial().expand(3, -1)))
         rms = lambda x: float(x.detach().square().mean().sqrt())
@@ -200,11 +199,8 @@ class TestScale:
             first, second, third = rms(x), rms(model[:2](x)), rms(model[:4](x))
             assert first > 10
             assert (min(second, third) > 2) == (between is nn.ReLU)
-            for layer, own, following, fan_in in (
-                ("0", first, second, 5),
-                ("2", second, third, 7),
-                ("4", third, third, 6),
-            ):
+            layers = (("0", first, second, 5), ("2", second, third, 20), ("4", third, third, 9))
+            for layer, own, following, fan_in in layers:
                 scale = max(1, min(first, following))
                 for kind, value in (("weight", max(own, 0.5)), ("bias", 1)):
                     part = found[f"{layer}.{kind}"][k]
@@ -310,12 +306,12 @@ class TestScale:
         assert run.history[-1]["accuracy"] > expected - 0.05
 
     def test_relus_learn_from_inputs_up_to_255(self):
-        """They come near logistic regression on the pooled data (with s = 1 throughout: 28 % for 76)."""
+        """They come near logistic regression on the pooled data, where s = 1 leaves them 15 points behind."""
         *clients, test = pairs(5, 60, 255.0) + pairs(1, 600, 255.0)
-        run = fit(relu(), clients, rounds=10, test=test, batch_size=8, evaluate_every=10, device="cpu", scale=1.0)
+        run = fit(deep(nn.ReLU), clients, rounds=10, test=test, batch_size=8, evaluate_every=10, device="cpu", scale=1.0)
         x, y = (torch.cat(parts).numpy() for parts in zip(*clients, strict=True))
         expected = LogisticRegression(max_iter=1000).fit(x / 255, y).score(test[0].numpy() / 255, test[1].numpy())
-        assert run.history[-1]["accuracy"] > expected - 0.15
+        assert run.history[-1]["accuracy"] > expected - 0.1
 
     def test_inputs_that_saturate_the_network_do_no_harm(self):
         *clients, test = pairs(3, 60, 255.0) + pairs(1, 600, 255.0)

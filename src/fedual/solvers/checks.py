@@ -67,7 +67,7 @@ def rehearse(losses: Minibatches, curvature: bool) -> None:
 
 def _mind_the_unit(x: Tensor) -> None:
     """Say it where inputs are large: a network's first weights are drawn for inputs around 1."""
-    size = float(x.square().mean().sqrt())
+    size = float(x.float().square().mean().sqrt())
     if size > LARGE:
         logger.warning(
             "The inputs have an RMS of %.3g, and networks begin with weights for inputs around 1: standardise them, or "
