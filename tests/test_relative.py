@@ -216,7 +216,10 @@ class TestScale:
             varied = float(model[:2](x[torch.arange(64) % len(x)]).detach().var(0, correction=0).mean())
             assert 0.01 < varied < 0.25
             torch.testing.assert_close(found["2.weight"][k], torch.full((3, 7), 28e-4 * varied, dtype=torch.float64))
-        assert (Hidden(0.1, 0.5) * 2, (Hidden(0.1, 0.5) * 2).most) == (0.2, 0.5)
+        twice = 2 * Hidden(0.1, most=0.5)
+        assert (twice, twice.most) == (0.2, 0.5)
+        with pytest.raises(TypeError, match="Hidden has no coldest"):
+            Hidden(0.1, coldest=0.5)
         strongest = losses.network.split(Hidden(1.0).each(losses, losses.network.initial().expand(3, -1)))
         torch.testing.assert_close(strongest["2.weight"], found["2.weight"] * 0.003 / 7e-4)
 

@@ -46,14 +46,25 @@ STRONGEST = 3e-3
 
 
 class _Rule(float):
-    """A number in units that the network and its data decide; where a plain one is given, that is taken as it is."""
+    """A number in units that the network and its data decide; where a plain one is given, that is taken as it is.
+
+    Rules may have limits, which go with the number: keywords are attributes of the class that are given anew.
+    """
 
     unit: ClassVar[str]
 
-    def __mul__(self, factor: float) -> Self:
-        return type(self)(float(self) * factor)
+    def __new__(cls, value: float, **limits: float) -> Self:
+        if unknown := [name for name in limits if not hasattr(cls, name)]:
+            raise TypeError(f"{cls.__name__} has no {unknown[0]}.")
+        made = super().__new__(cls, value)
+        made.__dict__.update(limits)
+        return made
 
-    __rmul__ = __mul__
+    def __mul__(self, factor: float) -> Self:
+        return type(self)(float(self) * factor, **self.__dict__)
+
+    def __rmul__(self, factor: float) -> Self:
+        return self * factor
 
     def __repr__(self) -> str:
         return f"{float(self):g}{self.unit}"
@@ -74,18 +85,10 @@ class Noise(_Rule):
 class _Rate(_Rule):
     """A learning rate in units of a round's S steps; `most` is its limit, which a schedule lowers, too."""
 
-    fastest: ClassVar[float]
     most: float
 
-    def __new__(cls, value: float, most: float | None = None) -> Self:
-        made = super().__new__(cls, value)
-        made.most = cls.fastest if most is None else most
-        return made
-
     def __mul__(self, factor: float) -> Self:
-        return type(self)(float(self) * factor, self.most * factor)
-
-    __rmul__ = __mul__
+        return type(self)(float(self) * factor, **self.__dict__ | {"most": self.most * factor})
 
     def shared(self, losses: Minibatches, rate: Tensor) -> Tensor:
         """rate/S of each client `(K, 1)`, at most `most`."""
@@ -99,23 +102,12 @@ class Gain(_Rate):
     """
 
     unit = "/λS"
-    fastest = 0.1
-    coldest: float
-
-    def __new__(cls, value: float, most: float | None = None, coldest: float = 6.25e6) -> Self:
-        """The last is λ_c."""
-        made = super().__new__(cls, value, most)
-        made.coldest = coldest
-        return made
-
-    def __mul__(self, factor: float) -> Self:
-        return type(self)(float(self) * factor, self.most * factor, self.coldest)
-
-    __rmul__ = __mul__
+    most = 0.1
+    coldest: float = 6.25e6  # λ_c
 
     def within(self, length: float) -> Self:
         """The same, for rounds of length L."""
-        return type(self)(self, self.most, self.coldest / length**2)
+        return type(self)(self, **self.__dict__ | {"coldest": self.coldest / length**2})
 
     def rate(self, losses: Minibatches, ess: Tensor) -> Tensor:
         """α of each client, shaped as λ."""
@@ -126,7 +118,7 @@ class Reach(_Rate):
     """A rule for Adam's learning rate, which is about the length of a step: all steps of a round together reach it."""
 
     unit = "/S"
-    fastest = 0.01
+    most = 0.01
 
     def rate(self, losses: Minibatches, mean: Tensor) -> Tensor:
         """The learning rate of each client `(K, 1)`."""
@@ -147,22 +139,11 @@ class Hidden(_Rule):
     """A rule for `weight_decay`: that of hidden layers' weights whose inputs vary, for one of their inputs."""
 
     unit = "·fan_in·min(1, 4Var(x))"
-    most: float
-
-    def __new__(cls, value: float, most: float = STRONGEST) -> Self:
-        """The last is the limit for a layer."""
-        made = super().__new__(cls, value)
-        made.most = most
-        return made
-
-    def __mul__(self, factor: float) -> Self:
-        return type(self)(float(self) * factor, self.most)
-
-    __rmul__ = __mul__
+    most: float = STRONGEST  # of a layer
 
     def within(self, length: float) -> Self:
         """The same, for rounds of length L."""
-        return type(self)(self, self.most * length)
+        return type(self)(self, **self.__dict__ | {"most": self.most * length})
 
     def each(self, losses: Minibatches, mean: Tensor) -> Tensor:
         """That of every parameter of every client `(K, P)`."""
