@@ -5,39 +5,24 @@ import os
 import re
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 
 SRC = Path(__file__).parent.parent / "src" / "fedual"
 FLOORS = [
     {"errors", "_version"},
+    {"parts"},
     {"families"},
-    {"contracts", "admm", "duals", "servers", "solvers", "rounds", "relative"},
+    {"algorithm"},
+    {"solvers"},
     {"methods", "models", "data"},
-    {
-        "notebook",
-        "comparing",
-        "simulate",
-        "evaluate",
-        "posterior",
-        "runs",
-        "trackers",
-        "flower",
-        "glm",
-        "training",
-        "scaling",
-        "export",
-        "predicting",
-    },
-    {"cli", "report", "figures", "experiments", "starter"},
+    {"settings", "defaults", "networks"},
+    {"rundir", "metrics", "backends", "posterior", "predict", "export"},
+    {"flower", "glm", "run", "fitting", "trackers", "comparison", "progress"},
+    {"scenarios", "report", "cli", "starter"},
 ]
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}
-APART = {
-    ("flower", "simulate"),
-    ("simulate", "flower"),
-    ("admm", "solvers"),
-    ("models", "methods"),
-    ("data", "methods"),
-}
+APART = {("flower", "backends"), ("backends", "flower"), ("models", "methods"), ("data", "methods")}
 
 
 def imports(path: Path) -> set[str]:
@@ -70,6 +55,62 @@ def test_import_direction():
             if FLOOR[here] < FLOOR[there] or (here, there) in APART:
                 broken.append(f"{path.name} → {there}")
     assert not broken
+
+
+def test_there_are_no_import_circles():
+    """Also not between modules of one room, or by imports within functions."""
+    names = {
+        ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in SRC.rglob("*.py")
+    }
+    graph = {name: modules(path, names) - {name} for name, path in names.items() if name != "__init__"}
+    while leaves := {name for name, targets in graph.items() if not targets & graph.keys()}:
+        graph = {name: targets for name, targets in graph.items() if name not in leaves}
+    assert not graph
+
+
+def modules(path: Path, names: dict[str, Path]) -> set[str]:
+    """The modules of fedual that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "fedual":
+            stem = node.module.removeprefix("fedual").lstrip(".")
+            found |= {own if (own := f"{stem}.{alias.name}".lstrip(".")) in names else stem for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.removeprefix("fedual.") for alias in node.names if alias.name.startswith("fedual.")}
+    return found & names.keys()
+
+
+def test_front_doors_have_at_most_14_parameters():
+    from fedual import fit
+    from fedual.flower import BayesianADMM
+
+    assert len(signature(fit).parameters) <= 14
+    assert len(signature(BayesianADMM.__init__).parameters) - 1 <= 14
+
+
+def test_the_walk_of_fit_is_short_and_passes_through_what_there_is():
+    """CONTRIBUTING lists the hops: each names a module and functions or classes that are in it."""
+    text = (SRC.parent.parent / "CONTRIBUTING.md").read_text()
+    walk = text.partition("## The walk of `fedual.fit`")[2].partition("\n## ")[0]
+    hops = re.findall(r"^\d+\. (.*)$", walk, re.M)
+    passed = set()
+    for hop in hops:
+        for module in re.findall(r"`(\w[\w/]*)(?:\.py`|\.\w+`)", hop):
+            path = SRC / f"{module}.py"
+            if path.exists():
+                passed.add(module)
+                for name in re.findall(r"`(\w+)`", hop.partition(":")[0].partition(f"{module}.py")[2]):
+                    assert re.search(
+                        rf"\b(def|class) {name}\b", "".join(p.read_text() for p in path.parent.glob("*.py"))
+                    ), hop
+    assert len(hops) > 15
+    assert len(passed - {"backends/sequential"}) <= 20
+
+
+def test_the_library_does_not_import_the_study():
+    imported = re.compile(r"^\s*(?:from|import) (?:studies|bench|tests)\b", re.MULTILINE)
+    assert not [path for path in SRC.rglob("*.py") if imported.search(path.read_text())]
 
 
 def test_core_imports_with_torch_and_numpy_alone():

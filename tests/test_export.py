@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fedual.errors import DataError, InputError
 from fedual.families import Diagonal, Isotropic
+from fedual.networks.network import Network
 from fedual.posterior import Posterior, Prediction, RegressionPrediction
-from fedual.solvers.network import Network
 
 ALONE = """
 import sys

@@ -7,9 +7,9 @@ import torch
 from problems import full_gaussian, logistic, normal, poisson_counts, quadratics
 
 from fedual import methods
-from fedual.admm import init, step
-from fedual.families import Bernoulli, Diagonal, Full, GaussHermite, Isotropic, MonteCarlo
-from fedual.solvers import BLR, VON, Exact, Linear, Point, Stack, moments, natural_gradient
+from fedual.algorithm import Blend, Method, Natural, init, step
+from fedual.families import Bernoulli, Delta, Diagonal, Full, GaussHermite, Isotropic, MonteCarlo
+from fedual.solvers import BLR, VON, Exact, Linear, Point, Stack
 
 HERMITE = GaussHermite(30)
 PRECISE = VON(rule=HERMITE, tol=1e-11)
@@ -112,9 +112,9 @@ def test_eq22_eq41_random_admm_has_expected_gradients_as_duals():
     plain = Stack([lambda t, k=k: losses[k : k + 1](t[..., None, :])[..., 0] for k in range(3)])
     method = methods.admm(0.7, 2.0, Point(rule=GaussHermite(60), tol=1e-12))
     for state in rounds(method, zeros(3), losses, 3):
-        expected = moments(family, plain, state.lam, GaussHermite(24)).gradient
+        expected = plain.moments(family, state.lam, GaussHermite(24)).gradient
         torch.testing.assert_close(state.eta[:, 0], -expected, rtol=1e-3, atol=1e-3)
-        at_the_mean = moments(family, losses, state.lam, methods.Delta()).gradient
+        at_the_mean = losses.moments(family, state.lam, Delta()).gradient
         assert (state.eta[:, 0] + at_the_mean).abs().max() > 1e-2
 
 
@@ -155,7 +155,7 @@ def test_eq23_eq45_newton_duals_are_expected_hessians():
     """V_k = E_{q_k}[∇²ℓ_k] and v_k = −(g − Hm) after every client step, on a loss that is not quadratic."""
     losses, family = logistic(), Full()
     for state in rounds(methods.newton_admm(1.0, PRECISE), family.natural(torch.zeros(3), 1.0), losses, 4):
-        found = moments(family, losses, state.lam, HERMITE)
+        found = losses.moments(family, state.lam, HERMITE)
         assert found.hessian is not None
         torch.testing.assert_close(-2 * state.eta[:, 1:], found.hessian, rtol=1e-8, atol=1e-8)
         shift = found.gradient - (found.hessian @ family.mean(state.lam)[..., None])[..., 0]
@@ -166,16 +166,16 @@ def test_eq23_eq45_newton_duals_are_expected_hessians():
 def test_eq13_bayesian_duality_at_convergence(family, solver):
     """μ_k = μ_g, η_k = −∇L_k(μ_k), λ_g = Σ η_k, μ_g = ∇A(λ_g), and Eq. 12, on logistic regression."""
     losses, prior = logistic(), family.natural(torch.zeros(3), 1.0)
-    method = methods.Method(family, solver, methods.Natural(1.0), methods.Blend(), 1.0)
+    method = Method(family, solver, Natural(1.0), Blend(), 1.0)
     state = last(rounds(method, prior, losses, 150))
     mu_g = family.expectation(state.lam_g)
     torch.testing.assert_close(family.expectation(state.lam), mu_g.expand(3, *mu_g.shape), rtol=1e-7, atol=1e-7)
-    _, gradient = natural_gradient(family, losses, state.lam, HERMITE)
+    _, gradient = losses.natural_gradient(family, state.lam, HERMITE)
     torch.testing.assert_close(state.eta, -gradient, rtol=1e-7, atol=1e-7)
     torch.testing.assert_close(state.lam_g, prior + state.eta.sum(0), rtol=1e-7, atol=1e-7)
     leaf = state.lam_g.clone().requires_grad_()
     torch.testing.assert_close(torch.autograd.grad(family.log_partition(leaf), leaf)[0], mu_g)
-    _, at_server = natural_gradient(family, losses, state.lam_g.expand_as(state.lam), HERMITE)
+    _, at_server = losses.natural_gradient(family, state.lam_g.expand_as(state.lam), HERMITE)
     torch.testing.assert_close(state.lam_g, prior - at_server.sum(0), rtol=1e-6, atol=1e-6)  # Eq. 12
 
 
@@ -208,7 +208,7 @@ def test_eq39_damped_pvi():
     losses, family, damping = logistic(), Full(), 0.3
     old = torch.zeros(3, 4, 3)
     for state in rounds(methods.pvi(family, PRECISE, damping), family.natural(torch.zeros(3), 1.0), losses, 5):
-        _, gradient = natural_gradient(family, losses, state.lam, HERMITE)
+        _, gradient = losses.natural_gradient(family, state.lam, HERMITE)
         torch.testing.assert_close(state.eta, (1 - damping) * old - damping * gradient, rtol=1e-7, atol=1e-7)
         old = state.eta
 
@@ -228,12 +228,12 @@ def test_plain_pvi_diverges_on_diagonal_gaussians_and_not_on_full_ones():
         prior = family.natural(torch.zeros(dim), 0.1)
         return [float((family.mean(s.lam_g) - optimum).norm()) for s in rounds(method, prior, losses, 20)]
 
-    diagonal, full = BLR(methods.Delta(), tol=1e-6, max_steps=5000), VON(methods.Delta())  # exact on quadratics
+    diagonal, full = BLR(Delta(), tol=1e-6, max_steps=5000), VON(Delta())  # exact on quadratics
     assert growth > 1.5
     plain = errors(methods.pvi(Diagonal(), diagonal), Diagonal())
     assert plain[-1] / plain[-2] == pytest.approx(growth, rel=0.05)
     assert errors(methods.pvi(Full(), full), Full())[-1] < 1e-5
-    ours = methods.Method(Diagonal(), diagonal, methods.Natural(1.0), methods.Blend(), 1.0)
+    ours = Method(Diagonal(), diagonal, Natural(1.0), Blend(), 1.0)
     calm = errors(ours, Diagonal())
     assert calm[-1] < calm[0]
 
@@ -257,7 +257,7 @@ def test_bregman_duals_are_no_natural_gradients():
     losses, family = logistic(), Full()
     method = methods.bregman_admm(family, PRECISE, 1.0, gamma=0.2)
     state = last(rounds(method, family.natural(torch.zeros(3), 1.0), losses, 2))
-    _, gradient = natural_gradient(family, losses, state.lam, HERMITE)
+    _, gradient = losses.natural_gradient(family, state.lam, HERMITE)
     assert (state.eta + gradient).norm() > 0.1 * gradient.norm()
 
 
@@ -268,7 +268,7 @@ def test_blr_is_natural_gradient_descent_on_the_pooled_objective():
     pooled = type(losses).from_clients("binomial", [(losses.x[keep], losses.y[keep])])
     lam = prior
     for state in rounds(methods.blr(family, beta, HERMITE), prior, losses, 6):
-        _, gradient = natural_gradient(family, pooled, lam[None], HERMITE)
+        _, gradient = pooled.natural_gradient(family, lam[None], HERMITE)
         lam = (1 - beta) * lam + beta * (prior - gradient[0])
         torch.testing.assert_close(state.lam_g, lam, rtol=1e-8, atol=1e-8)
 
@@ -296,9 +296,9 @@ def test_bayesian_admm_on_bits_with_interactions():
     couple = normal((3, 4, 4), 8) / 2
     losses = Stack([lambda t, k=k: ((t @ couple[k]) * t).sum(-1) for k in range(3)])
     prior = family.natural(torch.full((4,), 0.4))
-    method = methods.Method(family, solver, methods.Natural(1.0), methods.Blend(), 1.0)
+    method = Method(family, solver, Natural(1.0), Blend(), 1.0)
     state = last(rounds(method, prior, losses, 200))
-    _, gradient = natural_gradient(family, losses, state.lam_g.expand(3, 1, 4), GaussHermite(2))
+    _, gradient = losses.natural_gradient(family, state.lam_g.expand(3, 1, 4), GaussHermite(2))
     torch.testing.assert_close(state.lam_g, prior - gradient.sum(0), rtol=1e-7, atol=1e-7)
 
 

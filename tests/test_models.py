@@ -10,7 +10,7 @@ from torch.func import vmap
 
 from fedual.errors import InputError
 from fedual.models import MODELS, acar_cnn, build, mlp, resnet20, zenke_cnn
-from fedual.solvers.network import Network
+from fedual.networks.network import Network
 
 
 def conv(before: int, after: int, size: int) -> int:

@@ -12,13 +12,15 @@ from scipy.special import softmax
 from torch import Tensor, nn
 
 from fedual.errors import DataError, InputError
-from fedual.evaluate import evaluate
 from fedual.families import Diagonal, FixedPrecision, Full, Gaussian, Isotropic
+from fedual.metrics import evaluate
 from fedual.models import build, mlp
+from fedual.networks.network import Network
 from fedual.posterior import Posterior, Prediction, RegressionPrediction
-from fedual.solvers.network import Network
+from fedual.rundir import atomic
 
 SETTINGS = {"inputs": 4, "hidden": [5], "outputs": 3, "activation": "tanh"}
+RECIPE = {"model": "mlp", "settings": SETTINGS}
 DIM = 43  # 4·5 + 5 + 5·3 + 3
 
 
@@ -31,10 +33,10 @@ def families() -> list[Gaussian]:
 def make(family: Gaussian | None = None, precision: float = 2.0, **fields: Any) -> Posterior:
     """A posterior of a small network from `fedual.models`."""
     torch.manual_seed(0)
-    network, family = Network(build("mlp", **SETTINGS)), family or Diagonal()
+    about: dict[str, Any] = {"recipe": RECIPE} | {key: fields.pop(key) for key in ("scale", "recipe") if key in fields}
+    network, family = Network(build("mlp", **SETTINGS), **about), family or Diagonal()
     known = isinstance(family, Isotropic | FixedPrecision)
     lam = family.natural(2 * network.initial(), None if known else precision)
-    fields = {"config": {"model": "mlp", "settings": SETTINGS}} | fields
     return Posterior(network, family, lam, **fields)
 
 
@@ -159,19 +161,14 @@ def test_a_loaded_posterior_predicts_the_same_bit_for_bit(tmp_path: Path, family
         assert torch.equal(before, after)
     assert torch.equal(posterior.sample(3), loaded.sample(3))
     assert repr(loaded) == repr(posterior)
-    assert (loaded.family, loaded.tau, loaded.loss, loaded.scale, loaded.config) == (
-        posterior.family,
-        0.01,
-        loss,
-        16.0,
-        posterior.config,
-    )
+    assert (loaded.family, loaded.tau, loaded.loss) == (posterior.family, 0.01, loss)
+    assert (loaded.network.scale, loaded.network.recipe) == (16.0, RECIPE)
     assert os.listdir(tmp_path) == ["posterior.safetensors"]
 
 
 def test_a_single_precision_posterior_stays_so(tmp_path: Path):
-    network = Network(build("mlp", **SETTINGS).float())
-    posterior = Posterior(network, Diagonal(), Diagonal().natural(network.initial(), 3.0), config=make().config)
+    network = Network(build("mlp", **SETTINGS).float(), recipe=RECIPE)
+    posterior = Posterior(network, Diagonal(), Diagonal().natural(network.initial(), 3.0))
     posterior.save(tmp_path / "p")
     loaded = Posterior.load(tmp_path / "p")
     assert loaded.mean.dtype == torch.float32
@@ -211,11 +208,11 @@ def test_frozen_parameters_buffers_and_tied_weights_travel(tmp_path: Path):
 
 def test_a_model_of_ones_own_has_to_be_given(tmp_path: Path):
     model = mlp(4, (5,), 3)
-    network = Network(model)
-    Posterior(network, Diagonal(), Diagonal().natural(network.initial()), config={"note": "mine"}).save(tmp_path / "p")
+    network = Network(model, recipe={"note": "mine"})
+    Posterior(network, Diagonal(), Diagonal().natural(network.initial())).save(tmp_path / "p")
     with pytest.raises(InputError, match="give it"):
         Posterior.load(tmp_path / "p")
-    assert Posterior.load(tmp_path / "p", model=model).config == {"note": "mine"}
+    assert Posterior.load(tmp_path / "p", model=model).network.recipe == {"note": "mine"}
 
 
 @pytest.mark.parametrize(
@@ -292,13 +289,13 @@ def test_a_file_is_replaced_as_a_whole_or_stays(tmp_path: Path, monkeypatch):
     make().save(path)
     before = path.read_bytes()
 
-    def full(self: Path, content: bytes) -> None:
-        with self.open("wb") as file:
+    def full(path: Path, content: bytes) -> None:
+        with path.open("wb") as file:
             file.write(content[:10])
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
+        patch.setattr(atomic, "write", full)
         with pytest.raises(DataError, match="No space left"):
             make(tau=0.5).save(path)
     assert os.listdir(tmp_path) == ["p"]
@@ -309,10 +306,23 @@ def test_a_file_is_replaced_as_a_whole_or_stays(tmp_path: Path, monkeypatch):
         make().save(tmp_path / "no" / "folder")
 
 
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch):
+    events = []
+    synced = lambda handle: events.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{handle}')).name}")
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", lambda old, new: events.append(f"rename {old.name} {new.name}"))
+    make().save(tmp_path / "p")
+    make().export(tmp_path / "p.pt2", torch.rand(3, 4), samples=0)
+    for name in ("p", "p.pt2"):
+        assert events[:3] == [f"fsync {name}.tmp", f"rename {name}.tmp {name}", f"fsync {tmp_path.name}"]
+        del events[:3]
+    assert not events
+
+
 def test_a_posterior_that_cannot_be_stored_is_refused(tmp_path: Path, monkeypatch):
-    for config in ({"model": torch.nn}, {"x": math.nan}):
-        with pytest.raises(InputError, match="cannot be stored as JSON"):
-            make(config=config).save(tmp_path / "p")
+    for recipe in ({"model": torch.nn}, {"x": math.nan}):
+        with pytest.raises(InputError, match=r"recipe = .* cannot be stored as JSON"):
+            make(recipe=recipe).save(tmp_path / "p")
 
     class Mine(Diagonal):
         pass
@@ -330,7 +340,7 @@ def test_the_text_says_that_a_posterior_is_tempered():
         "loss=cross_entropy)"
     )
     assert "tempered" not in str(make())
-    assert "43 parameters of Sequential" in str(make(config=None))
+    assert "43 parameters of Sequential" in str(make(recipe=None))
 
 
 @pytest.mark.parametrize(
@@ -338,7 +348,7 @@ def test_the_text_says_that_a_posterior_is_tempered():
     [
         ({"tau": 0}, "tau = 0"),
         ({"scale": -1.0}, "scale = -1.0"),
-        ({"config": "mlp"}, "config = 'mlp'"),
+        ({"recipe": "mlp"}, "recipe = 'mlp'"),
     ],
 )
 def test_bad_fields_are_refused(fields: dict[str, Any], complaint: str):

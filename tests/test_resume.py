@@ -20,17 +20,19 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from flat import fit
 from problems import normal
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedual
 from fedual import methods
+from fedual import run as run_module
 from fedual.errors import DataError, InputError
+from fedual.networks import Clients
 from fedual.posterior import Posterior
-from fedual.runs import RunDirectory, directory, files, snapshot
-from fedual.runs import run as run_module
-from fedual.training import Run, fit
+from fedual.run import Run
+from fedual.rundir import RunDirectory, atomic, checkpoint, folder
 
 ROUNDS = 12
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -39,7 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedadmm": {"chunk": 2},
 }
 SOURCE = str(Path(fedual.__file__).parent)
-FILES = tuple(str(module.__file__) for module in (directory, files, snapshot, shutil))
+FILES = tuple(str(module.__file__) for module in (folder, atomic, checkpoint, shutil))
 """What writes, renames and removes."""
 ONES = (torch.ones(5, 3, dtype=torch.float64), torch.arange(5) % 2)
 
@@ -49,7 +51,7 @@ def train(path: Path | None, name: str = "ivon-admm", rounds: int = ROUNDS, **op
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     clients = [(normal((n, 3), n), torch.arange(n) % 2) for n in (5, 3, 6, 4)]
-    given = {"model": model, "clients": clients, "method": methods.build(name), "test": clients[0]}
+    given = {"model": model, "clients": clients, "method": name, "test": clients[0]}
     given |= {"batch_size": 4, "local_epochs": 1, "samples": 2, "device": "cpu", "seed": 7, "out": path}
     given |= SETTINGS[name] | options
     return fit(given.pop("model"), given.pop("clients"), given.pop("method"), rounds, **given)
@@ -193,6 +195,16 @@ class TestResume:
             assert len(train(tmp_path, name, resume=True, callbacks=[stop], client_state=client_state).history) == done
         same(tmp_path, whole(name))
 
+    def test_on_another_device_with_other_storage_and_progress(self, tmp_path: Path):
+        train(tmp_path, rounds=2, device="cpu", client_state="memory", progress=False)
+        again = train(tmp_path, rounds=3, device="auto", client_state="disk", progress=None, resume=True)
+        assert len(again.history) == 3
+
+    def test_a_description_may_not_use_the_name_of_a_setting(self, tmp_path: Path):
+        described = Clients(*ONES, [torch.arange(5)], description={"training": "mine"})
+        with pytest.raises(InputError, match=r"The clients' description has 'training', which is a setting of the run"):
+            train(tmp_path, clients=described)
+
     def test_a_cosine_schedule_has_the_rounds_it_was_planned_for(self, tmp_path: Path):
         train(tmp_path, rounds=2, schedule="cosine")
         with pytest.raises(InputError, match="cosine schedule ends in round 2, not 3"):
@@ -227,9 +239,9 @@ class TestResume:
         with pytest.raises(InputError, match=r"holds a run of 2 rounds: resume it"):
             train(tmp_path, rounds=2)
 
-    def test_a_run_that_does_not_name_what_was_added_since_goes_on(self, tmp_path: Path):
+    def test_a_run_whose_config_has_no_number_of_examples_goes_on(self, tmp_path: Path):
         first, path = train(tmp_path, rounds=2), tmp_path / "config.json"
-        older = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("decay", "examples")}
+        older = {key: value for key, value in json.loads(path.read_text()).items() if key != "examples"}
         path.write_text(json.dumps(older))
         assert train(tmp_path, rounds=2, resume=True).history == first.history
 
@@ -237,7 +249,7 @@ class TestResume:
         ("key", "changed"),
         [
             ("seed", {"seed": 8}),
-            ("method", {"method": methods.build("ivon-admm", lr=0.5)}),
+            ("method.solver.lr", {"method": methods.spec("ivon-admm", lr=0.5)}),
             ("clients", {"clients": [ONES] * 3}),
             ("data", {"clients": [ONES] * 4}),
             ("parameters", {"model": nn.Linear(3, 2)}),
@@ -247,16 +259,16 @@ class TestResume:
             ("test", {"test": ONES}),
             ("test", {"test": None}),
             ("loss", {"loss": lambda f, y: f.logsumexp(-1)}),
-            ("batch_size", {"batch_size": 5}),
-            ("participation", {"participation": 0.5}),
-            ("chunk", {"chunk": 3}),
+            ("training.batch_size", {"batch_size": 5}),
+            ("training.participation", {"participation": 0.5}),
+            ("execution.chunk", {"chunk": 3}),
             ("rounds", {"rounds": 1}),
         ],
     )
     def test_other_settings_are_refused_by_name(self, tmp_path: Path, key: str, changed: dict[str, Any]):
         train(tmp_path, rounds=2)
         before = tensors(tmp_path)
-        with pytest.raises(InputError, match=rf"holds a run with {key} = .*, not .*: resume with the same settings"):
+        with pytest.raises(InputError, match=rf"holds a run with .*\b{key} = .*, not .*: resume with the same"):
             train(tmp_path, **{"rounds": 2, **changed}, resume=True)
         assert all(torch.equal(value, before[name]) for name, value in tensors(tmp_path).items())
 
@@ -297,8 +309,13 @@ class TestFullDisk:
         same(tmp_path, whole("ivon-admm"))
 
     def test_while_the_posterior_is_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole):
+        write = atomic.write
+
+        def fill(path: Path, content: bytes) -> None:
+            (self.full if path.name.startswith("posterior") else write)(path, content)
+
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "write_bytes", self.full)
+            patch.setattr(atomic, "write", fill)
             with pytest.raises(DataError, match=r"posterior\.safetensors cannot be written \(No space left"):
                 train(tmp_path)
         assert not (tmp_path / "posterior.safetensors").exists()

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from flat import fit
 from problems import normal
 from torch import Tensor, nn
 
-from fedual import methods, training
-from fedual.duals import Expectation
+from fedual import fitting
+from fedual import run as running
+from fedual.algorithm import Expectation
+from fedual.defaults import Federation, resolve
 from fedual.errors import InputError
-from fedual.runs import RunDirectory
-from fedual.runs import run as running
-from fedual.training import Run, fit
+from fedual.run import Run
+from fedual.rundir import RunDirectory
 
 SIZES = (5, 3, 6, 4)
 
@@ -40,7 +42,7 @@ def test_a_refused_client_sends_nothing_but_was_sent_q_g(uploads: int):
     clients = pairs()
     clients[1] = (clients[1][0], clients[1][1] + 2)
     nan_above_one = lambda f, y: torch.where(y > 1, torch.nan, 1.0) * F.cross_entropy(f, y % 2, reduction="none")
-    method = methods.build("ivon-admm")
+    method = resolve("ivon-admm", Federation(len(SIZES), sum(SIZES)))
     method = replace(method, dual=Expectation(1e-6)) if uploads == 2 else method
     vector = 2 * (3 * 4 + 4 + 4 * 2 + 2) * 8
     for record in train(clients=clients, loss=nan_above_one, method=method).history:
@@ -119,12 +121,12 @@ class TestCheckpoints:
 
 def test_a_resumed_run_keeps_the_chunk_it_was_started_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The memory that is free on another day does not decide, for other chunks add up in another order."""
-    monkeypatch.setattr(training, "choose_chunk", lambda losses, most: 2)
+    monkeypatch.setattr(fitting, "choose_chunk", lambda losses, most: 2)
     train(tmp_path, 1)
-    monkeypatch.setattr(training, "choose_chunk", lambda losses, most: 3)
+    monkeypatch.setattr(fitting, "choose_chunk", lambda losses, most: 3)
     run = train(tmp_path, 2, resume=True)
     assert len(run.history) == 2
-    assert run.config["chunk"] == RunDirectory.open(tmp_path).config["chunk"] == 2
+    assert run.execution.chunk == RunDirectory.open(tmp_path).config["execution"]["chunk"] == 2
     assert torch.equal(run.server.lam_g, train(rounds=2, chunk=2).server.lam_g)
 
 

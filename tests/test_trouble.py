@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_training import SIZES, _seed, mlp, pairs, train  # noqa: F401  (_seed is a fixture of all tests here)
+from test_fitting import SIZES, _seed, mlp, pairs, train  # noqa: F401  (_seed is a fixture of all tests here)
 from torch import nn
 
 from fedual import methods
 from fedual.errors import DivergedError
+from fedual.networks import Draws
 from fedual.posterior import Posterior
-from fedual.runs import RunDirectory, evidence
-from fedual.solvers import SGD, Draws
+from fedual.rundir import RunDirectory, artifacts
+from fedual.solvers import SGD
 
 
 class TestTrouble:
@@ -119,7 +120,7 @@ class TestTrouble:
         assert torch.equal(caught.value.run.posterior.mean, start)
         assert torch.equal(Posterior.load(tmp_path / "posterior.safetensors", model).mean, start)
         assert caught.value.run.history == []
-        assert evidence.read_end(tmp_path) == str(caught.value)  # for a report
+        assert artifacts.read_end(tmp_path) == str(caught.value)  # for a report
 
     def test_outputs_beyond_all_measure_are_a_divergence_though_finite(self):
         """Logits of 1e6 against labels that they cannot all meet: far from NaN, and from any posterior."""

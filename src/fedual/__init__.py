@@ -1,8 +1,8 @@
 """fedual: federated learning that returns posteriors.
 
-`fedual.fit` trains a network on clients' data, `fedual.compare` does so with several methods. Below them are
-`fedual.methods` (what to run), `fedual.admm` (`init` and `step`) and `fedual.families`; the parts are loaded when they
-are first used, so that `fedual --help` does not wait for torch.
+`fedual.fit` trains a network on clients' data, and `fedual.compare` does so with several methods. Below them are
+`fedual.methods` (what to run), `fedual.algorithm` (one round: `init`, `step`, `client_step`, `server_step`) and
+`fedual.families`. Modules are loaded when they are first used, so that `fedual --help` does not wait for torch.
 """
 
 import os
@@ -16,54 +16,48 @@ os.environ.setdefault("MKL_CBWR", "AUTO")
 
 if TYPE_CHECKING:
     from fedual import (
-        admm,
-        comparing,
+        algorithm,
+        comparison,
         data,
-        duals,
         errors,
-        evaluate,
-        experiments,
         families,
-        figures,
+        fitting,
         methods,
+        metrics,
         models,
+        networks,
         posterior,
-        runs,
-        servers,
-        simulate,
+        scenarios,
+        settings,
         solvers,
         trackers,
-        training,
     )
-    from fedual.comparing import compare
+    from fedual.comparison import compare
+    from fedual.fitting import fit
     from fedual.posterior import Posterior
-    from fedual.training import fit
 
 __all__ = [
     "Posterior",
     "__version__",
-    "admm",
+    "algorithm",
     "compare",
-    "comparing",
+    "comparison",
     "data",
-    "duals",
     "errors",
-    "evaluate",
-    "experiments",
     "families",
-    "figures",
     "fit",
+    "fitting",
     "methods",
+    "metrics",
     "models",
+    "networks",
     "posterior",
-    "runs",
-    "servers",
-    "simulate",
+    "scenarios",
+    "settings",
     "solvers",
     "trackers",
-    "training",
 ]
-_FROM = {"fit": "training", "compare": "comparing", "Posterior": "posterior"}
+_FROM = {"fit": "fitting", "compare": "comparison", "Posterior": "posterior"}
 
 
 def __getattr__(name: str) -> Any:

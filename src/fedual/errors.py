@@ -1,67 +1,81 @@
-"""What fedual raises: every error is a `FedualError` whose message names the value, the cause and the remedy."""
+"""The exceptions that fedual raises, and checks of settings; a message names the value, the cause and the remedy."""
 
 import difflib
 import math
 from collections.abc import Collection
+from importlib import import_module
 from typing import Any
 
 
 class FedualError(Exception):
-    """Base of all errors that fedual raises on purpose; the command line prints it without a traceback."""
+    """Base class of all errors that fedual raises on purpose; the command line prints them without a traceback."""
 
 
 class InputError(FedualError, ValueError):
-    """An argument, a setting or a shape that cannot be used, refused before any work starts."""
+    """An argument, setting or shape is unusable; raised before any work starts."""
 
 
 class DataError(FedualError):
-    """A data file that is missing, damaged, truncated or not what its name says."""
+    """A data file is missing, damaged, truncated or not what its name says."""
 
 
 class DomainError(FedualError, ArithmeticError):
-    """Parameters outside the domain of their family, e.g. a precision that is not positive."""
+    """Parameters are outside the domain of their family, e.g. a precision is not positive."""
 
 
 class NotConvergedError(FedualError, ArithmeticError):
-    """A solver that used up its iterations before its stopping rule was met."""
+    """A solver used up its iterations before its stopping rule was met."""
 
 
 class DivergedError(FedualError, ArithmeticError):
-    """A run that cannot go on: no client's update, or not the server's, is inside the domain.
+    """A run cannot continue: the updates of all clients, or that of the server, are outside the domain.
 
-    `run`, where there is one, has the last good posterior.
+    `run`, if there is one, holds the last good posterior.
     """
 
     run: Any = None
 
 
 def hint(name: Any, known: Collection[str]) -> str:
-    """The end of the sentence about an unknown name: the nearest known one, or all of them where none is near."""
-    near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
-    return (
-        f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}." if known else "there are none."
-    )
+    """Complete a message about an unknown name: suggest the nearest known name, or list all if none is near."""
+    in_lower_case = {one.lower(): one for one in known}
+    if near := difflib.get_close_matches(str(name).lower(), in_lower_case, n=1, cutoff=0.5):
+        return f"did you mean {in_lower_case[near[0]]!r}?"
+    return f"choose one of {', '.join(known)}." if known else "there are none."
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def require_positive(name: str, value: Any, most: float = math.inf) -> None:
-    """Refuse a setting that is not a positive, finite number, or is larger than `most`."""
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not (0 < value <= most and math.isfinite(value))
-    ):
+    """Raise unless a setting is a positive, finite number of at most `most`."""
+    if not _is_number(value) or not (0 < value <= most and math.isfinite(value)):
         limit = "" if most == math.inf else f" of at most {most:g}"
         raise InputError(f"{name} = {value!r}: it must be a positive, finite number{limit}.")
 
 
 def require_count(name: str, value: Any, least: int = 1) -> int:
-    """Refuse a setting that is not a whole number of at least `least`; it comes back for use in a condition."""
+    """Return a setting, or raise unless it is a whole number of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InputError(f"{name} = {value!r}: it must be a whole number of at least {least}.")
     return value
 
 
 def require_share(name: str, value: Any) -> None:
-    """Refuse a setting that is not a number in [0, 1)."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+    """Raise unless a setting is a number in [0, 1)."""
+    if not _is_number(value) or not 0 <= value < 1:
         raise InputError(f"{name} = {value!r}: it must be a number in [0, 1).")
+
+
+def in_one_line(error: Exception) -> str:
+    """What went wrong, for a sentence about an error of another library."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def import_optional(user: str, module: str, package: str, kind: type[FedualError] = InputError) -> Any:
+    """Import a module of a package that only `user` needs, or raise with the command that installs the package."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise kind(f"{user} needs {error.name or module}, which is missing: pip install {package}") from None

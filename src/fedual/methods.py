@@ -20,42 +20,37 @@
 
 The four without a prior take the clients' *mean* losses, the others their sums.
 `Blend()` has α = 1/(1 + ρ|S|); `Blend(1)` is the product of the sites.
+
+The functions take plain numbers, and their defaults are plain numbers, too. A method that is asked for by *name* (a
+`MethodSpec`) gets its defaults from the rules of `fedual.defaults` instead, once the federation is known.
 """
 
-from collections.abc import Callable
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from inspect import signature
 from typing import Any
 
 from torch import Tensor
 
-from fedual.contracts import Method, Solver
-from fedual.duals import Expectation, Gradient, Natural, Zero
+from fedual.algorithm import ExampleWeights, Extrapolation, Method, Solver
+from fedual.algorithm.duals import Expectation, Gradient, Natural, Zero
+from fedual.algorithm.servers import Average, Blend, Consensus, Relax, Track
 from fedual.errors import InputError, hint, require_positive
 from fedual.families import Delta, Diagonal, Family, FixedPrecision, Full, Isotropic, Rule
-from fedual.relative import Relative
-from fedual.servers import Average, Blend, Consensus, Relax, Track
-from fedual.solvers import IVON, SGD, VON, AtServer, Gain, Hidden, Laplace, Noise, Point, Reach, Stepper, Units
-
-LOCAL = SGD(lr=Reach(0.4))
-"""Adam, whose rate goes with the number of steps in a round."""
+from fedual.parts import Versioned
+from fedual.solvers import IVON, SGD, VON, AtServer, Laplace, Point, Stepper
 
 
 def admm(rho: float = 1.0, delta: float = 1.0, solver: Solver = Point(), tau: float = 1.0) -> Method:
     """Textbook consensus ADMM with the regulariser δ/2 ‖θ‖², derived from Bayesian duality (Eq. 5–7).
 
     Equivalence: `Isotropic(δ)` has λ = δm and KL = δ/2 ‖m_k − m_g‖², so a client ρ of ρ/δ gives the textbook
-    proximal term ρ/2 ‖θ_k − θ_g‖², η_k = v_k, and θ_g = (ρ Σ θ_k + Σ v_k)/(δ + ρK).
-
-    Args:
-        rho: The textbook ρ.
-        delta: Strength of the regulariser, and precision of the prior and of every q.
-        solver: Of the client's problem; its delta method makes this ADMM, another rule the randomised Eq. 22.
-        tau: Temperature.
+    proximal term ρ/2 ‖θ_k − θ_g‖², η_k = v_k, and θ_g = (ρ Σ θ_k + Σ v_k)/(δ + ρK). δ is also the precision of the
+    prior and of every q. With the delta method as the solver's rule this is ADMM, with another the randomised Eq. 22.
     """
     family = Isotropic(delta)
     require_positive("rho", rho)
-    return Method(family, solver, Natural(rho / delta), Blend(), rho / delta, tau)
+    return Method(family, solver, Natural(rho / delta), Blend(), rho / delta, tau, name="admm")
 
 
 def preconditioned_admm(precision: Tensor, rho: float = 1.0, solver: Solver = Point(), tau: float = 1.0) -> Method:
@@ -65,7 +60,7 @@ def preconditioned_admm(precision: Tensor, rho: float = 1.0, solver: Solver = Po
     θ_g = (1+ρK)⁻¹ (ρ Σ θ_k + S⁻¹ Σ v_k). With S = δI it is `admm(rho=ρδ, delta=δ)`.
     """
     require_positive("rho", rho)
-    return Method(FixedPrecision(precision), solver, Natural(rho), Blend(), rho, tau)
+    return Method(FixedPrecision(precision), solver, Natural(rho), Blend(), rho, tau, name="preconditioned-admm")
 
 
 def newton_admm(rho: float = 1.0, solver: Solver = VON(), tau: float = 1.0) -> Method:
@@ -74,7 +69,7 @@ def newton_admm(rho: float = 1.0, solver: Solver = VON(), tau: float = 1.0) -> M
     Equivalence: on quadratic losses at ρ = 1/K it is one Newton step, and reaches the pooled posterior in one round.
     """
     require_positive("rho", rho)
-    return Method(Full(), solver, Natural(rho), Blend(), rho, tau)
+    return Method(Full(), solver, Natural(rho), Blend(), rho, tau, name="newton-admm")
 
 
 def pvi(family: Family, solver: Solver, damping: float = 1.0, tau: float = 1.0) -> Method:
@@ -84,7 +79,7 @@ def pvi(family: Family, solver: Solver, damping: float = 1.0, tau: float = 1.0) 
     η_k ← (1−γ) η_k − γ ∇L_k(μ_k) (Eq. 39, whose sign is misprinted in the paper).
     """
     require_positive("damping", damping, most=1.0)
-    return Method(family, solver, Natural(damping), Blend(1.0), 1.0, tau)
+    return Method(family, solver, Natural(damping), Blend(1.0), 1.0, tau, name="pvi")
 
 
 def ama(family: Family, solver: Solver, rho: float = 1.0, tau: float = 1.0) -> Method:
@@ -93,7 +88,7 @@ def ama(family: Family, solver: Solver, rho: float = 1.0, tau: float = 1.0) -> M
     Equivalence: λ_g = λ_0 + Σ_k η_k after every round; at ρ = 1 it is plain `pvi`.
     """
     require_positive("rho", rho)
-    return Method(family, solver, Natural(rho), Blend(1.0), rho, tau)
+    return Method(family, solver, Natural(rho), Blend(1.0), rho, tau, name="ama")
 
 
 def bregman_admm(
@@ -105,7 +100,8 @@ def bregman_admm(
     problems are not solved in one round. γ = ρ unless given.
     """
     require_positive("rho", rho)
-    return Method(family, solver, Expectation(rho if gamma is None else gamma), Blend(), rho, tau)
+    dual = Expectation(rho if gamma is None else gamma)
+    return Method(family, solver, dual, Blend(), rho, tau, name="bregman-admm")
 
 
 def blr(family: Family, beta: float = 1.0, rule: Rule = Delta(), tau: float = 1.0) -> Method:
@@ -115,74 +111,58 @@ def blr(family: Family, beta: float = 1.0, rule: Rule = Delta(), tau: float = 1.
     (Eq. 9) with step β; what Bayesian-ADMM does when clients repeat lines 1–2 to convergence, with β = 1/(1+ρK).
     Fast near the solution and unsafe far from it: run one round of Bayesian-ADMM at ρ = 1/K first.
     """
-    return Method(family, AtServer(rule), Gradient(), Relax(beta), 1.0, tau)
-
-
-UNTUNED = IVON(
-    lr=Relative(2e7, Gain, length=-2),
-    h0=Noise(0.7),
-    clip=Relative(0.06, Units, length=-1),
-    weight_decay=Relative(0.1, Hidden, examples=-1, length=1),
-    hold=0.25,
-)
-"""IVON in the network's own units."""
+    return Method(family, AtServer(rule), Gradient(), Relax(beta), 1.0, tau, name="blr")
 
 
 def ivon_admm(
-    rho: float = Relative(20.0, clients=-1),
-    damping: float = Relative(0.1, length=-1),
+    rho: float = 1.0,
+    damping: float = 1.0,
     delta: float = 1.0,
-    tau: float = Relative(8e-9, examples=1, length=2),
-    solver: IVON = UNTUNED,
-    momentum: float = 0.3,
-    unit: float = Relative(1.0, examples=1, clients=-1),
+    tau: float = 1.0,
+    solver: IVON = IVON(),
+    momentum: float = 0.0,
+    unit: float = 0.0,
 ) -> Method:
     """The Adam-like variant for networks: diagonal Gaussians by IVON, γ = damping·ρ (Algorithm 1, Eq. 59).
 
-    The defaults are rules in units of the federation and of the network (docs/defaults.md); what is given is taken as
-    it is.
-
     Equivalence: v_k ← v_k + γ(s_k m_k − s_g m_g), u_k ← u_k + γ(s_k − s_g), and
-    s_g = (1−α) mean s_k + α(δ + Σ u_k), m_g = [(1−α) mean(s_k m_k) + α Σ v_k]/s_g.
+    s_g = (1−α) mean s_k + α(δ + Σ u_k), m_g = [(1−α) mean(s_k m_k) + α Σ v_k]/s_g with the prior's precision δ.
+
+    Extensions: λ_g is extrapolated by `momentum`, and clients count by their examples in multiples of `unit`; 0 is off.
     """
     require_positive("rho", rho)
     require_positive("damping", damping)
-    return Method(
-        Diagonal(), solver, Natural(damping * rho), Blend(), rho, tau, delta=delta, momentum=momentum, unit=unit
-    )
+    extrapolation, weighting = Extrapolation(momentum) if momentum else None, ExampleWeights(unit) if unit else None
+    method = Method(Diagonal(), solver, Natural(damping * rho), Blend(), rho, tau, delta=delta, name="ivon-admm")
+    return replace(method, extrapolation=extrapolation, weighting=weighting)
 
 
-def ivon_pvi(
-    damping: float = Relative(1.0, clients=-1),
-    delta: float = 1.0,
-    tau: float = Relative(1.6e-7, clients=-1, examples=1, length=2),
-    solver: IVON = UNTUNED,
-) -> Method:
+def ivon_pvi(damping: float = 1.0, delta: float = 1.0, tau: float = 1.0, solver: IVON = IVON()) -> Method:
     """Partitioned variational inference with diagonal Gaussians by IVON, damped.
 
     Equivalence: `ivon_admm` with ρ = 1 and α = 1, so that q_g is the product of the prior and the sites.
     """
-    return replace(pvi(Diagonal(), solver, damping, tau), delta=delta)
+    return replace(pvi(Diagonal(), solver, damping, tau), delta=delta, name="ivon-pvi")
 
 
-def fedavg(solver: SGD = LOCAL) -> Method:
+def fedavg(solver: SGD = SGD()) -> Method:
     """Local training and an average by number of examples (McMahan et al. 2017).
 
     Equivalence: `fedprox` with ρ = 0; with one full-batch SGD step it is gradient descent on the pooled mean loss.
     """
-    return Method(Isotropic(1.0), solver, Zero(), Average(), 0.0, mean_loss=True)
+    return Method(Isotropic(1.0), solver, Zero(), Average(), 0.0, mean_loss=True, name="fedavg")
 
 
-def fedprox(rho: float = 0.001, solver: SGD = LOCAL) -> Method:
+def fedprox(rho: float = 0.001, solver: SGD = SGD()) -> Method:
     """FedAvg with ρ/2 ‖θ − θ_g‖² added to each client's mean loss (Li et al. 2020; their μ is ρ).
 
     Equivalence: with exact clients, a step of the proximal-point method on each loss, then `fedavg`'s average.
     """
     require_positive("rho", rho)
-    return Method(Isotropic(1.0), solver, Zero(), Average(), rho, mean_loss=True)
+    return Method(Isotropic(1.0), solver, Zero(), Average(), rho, mean_loss=True, name="fedprox")
 
 
-def feddyn(rho: float = 0.01, damping: float = 1.0, solver: SGD = LOCAL) -> Method:
+def feddyn(rho: float = 0.01, damping: float = 1.0, solver: SGD = SGD()) -> Method:
     """Dynamic regularisation: ADMM on the clients' mean losses, without a prior (Acar et al. 2021; their α is ρ).
 
     Undamped, as they have it, the first round goes twice as far as the clients' mean.
@@ -192,83 +172,81 @@ def feddyn(rho: float = 0.01, damping: float = 1.0, solver: SGD = LOCAL) -> Meth
     """
     require_positive("rho", rho)
     require_positive("damping", damping)
-    return Method(Isotropic(1.0), solver, Natural(damping * rho), Consensus(), rho, mean_loss=True)
+    return Method(Isotropic(1.0), solver, Natural(damping * rho), Consensus(), rho, mean_loss=True, name="feddyn")
 
 
-def fedadmm(rho: float = 0.01, server_step: float = 1.0, solver: SGD = LOCAL) -> Method:
+def fedadmm(rho: float = 0.01, server_step: float = 1.0, solver: SGD = SGD()) -> Method:
     """FedADMM (Gong et al. 2022): the server adds up the changes of θ_k + v_k/ρ.
 
     Equivalence: with everybody in every round and `server_step` 1, θ_g is the mean of θ_k + v_k/ρ: `feddyn`.
     """
     require_positive("rho", rho)
-    return Method(Isotropic(1.0), solver, Natural(rho), Track(server_step), rho, mean_loss=True)
+    return Method(Isotropic(1.0), solver, Natural(rho), Track(server_step), rho, mean_loss=True, name="fedadmm")
 
 
-def fedlap(
-    delta: float = 1.0, damping: float = Relative(1.0, clients=-1), tau: float = 1.0, solver: SGD = LOCAL
-) -> Method:
+def fedlap(delta: float = 1.0, damping: float = 1.0, tau: float = 1.0, solver: SGD = SGD()) -> Method:
     """PVI with means only (Swaroop et al. 2025): λ_g = λ_0 + Σ_k η_k, δ the precision of everything.
 
     Equivalence: `pvi` on `Isotropic(δ)`; at a fixed point δθ_g = −Σ_k ∇ℓ_k(θ_g)/τ, the pooled MAP estimate.
     """
-    return pvi(Isotropic(delta), solver, damping, tau)
+    return replace(pvi(Isotropic(delta), solver, damping, tau), name="fedlap")
 
 
-def fedlap_cov(
-    delta: float = 1.0, damping: float = 0.1, tau: float = 1.0, solver: Laplace = Laplace(lr=LOCAL.lr)
-) -> Method:
+def fedlap_cov(delta: float = 1.0, damping: float = 0.1, tau: float = 1.0, solver: Laplace = Laplace()) -> Method:
     """PVI with Laplace's method at the clients: MAP and the diagonal Gauss–Newton matrix (Swaroop et al. 2025).
 
     Equivalence: `pvi` on `Diagonal` with the delta method; u_k ← (1−γ) u_k + γ h_k/τ, s_g = δ + Σ_k u_k.
     """
-    return replace(pvi(Diagonal(), solver, damping, tau), delta=delta)
+    return replace(pvi(Diagonal(), solver, damping, tau), delta=delta, name="fedlap-cov")
 
 
+_FOR_NETWORKS = ivon_admm, ivon_pvi, fedavg, fedprox, feddyn, fedadmm, fedlap, fedlap_cov, admm
+_OTHERS = preconditioned_admm, newton_admm, pvi, ama, bregman_admm, blr
 METHODS: dict[str, Callable[..., Method]] = {
-    "ivon-admm": ivon_admm,
-    "ivon-pvi": ivon_pvi,
-    "fedavg": fedavg,
-    "fedprox": fedprox,
-    "feddyn": feddyn,
-    "fedadmm": fedadmm,
-    "fedlap": fedlap,
-    "fedlap-cov": fedlap_cov,
-    "admm": admm,
-    "preconditioned-admm": preconditioned_admm,
-    "newton-admm": newton_admm,
-    "pvi": pvi,
-    "ama": ama,
-    "bregman-admm": bregman_admm,
-    "blr": blr,
+    function.__name__.replace("_", "-"): function for function in (*_FOR_NETWORKS, *_OTHERS)
 }
-NETWORKS = ("ivon-admm", "ivon-pvi", "fedavg", "fedprox", "feddyn", "fedadmm", "fedlap", "fedlap-cov", "admm")
+NETWORKS = tuple(METHODS)[: len(_FOR_NETWORKS)]
 """The methods that train networks by name, with minibatch solvers."""
 
 
-def build(name: str, **given: Any) -> Method:
+@dataclass(frozen=True)
+class MethodSpec(Versioned):
+    """A named method with some settings chosen: `fedual.defaults.resolve` turns it into a `Method`."""
+
+    name: str  # one of `NETWORKS`
+    settings: Mapping[str, Any] = field(default_factory=dict)  # plain values of its own settings and its solver's
+
+    def __post_init__(self) -> None:
+        known = settings(self.name)
+        for key, value in self.settings.items():
+            if key not in known:
+                raise InputError(f"{self.name} has no setting {key!r}: {hint(key, known)}")
+            for kind in (bool, str):
+                if isinstance(value, kind) != isinstance(known[key], kind):
+                    raise InputError(f"{self.name}: {key} = {value!r}: give a value such as {known[key]!r}.")
+        build(self.name, **self.settings)  # refuses values out of range
+
+    def __hash__(self) -> int:
+        return hash((self.name, *self.settings.items()))
+
+
+def spec(name: str, **settings: Any) -> MethodSpec:
     """A method for networks by name, from one flat list of settings: the method's own and its solver's.
 
-    >>> build("ivon-admm", rho=0.2, lr=0.01).solver.lr
-    0.01
+    >>> spec("ivon-admm", rho=0.2, lr=0.01).settings
+    {'rho': 0.2, 'lr': 0.01}
     """
-    known = settings(name)
-    for key in given:
-        if key not in known:
-            raise InputError(f"{name} has no setting {key!r}: {hint(key, known)}")
-    for key, value in given.items():
-        if isinstance(value, bool) != isinstance(known[key], bool) or isinstance(value, str) != isinstance(
-            known[key], str
-        ):
-            raise InputError(f"{name}: {key} = {value!r}: give a value such as {known[key]!r}.")
-    own, solver = _own(name), _solver(name)
-    return METHODS[name](
-        **{key: value for key, value in given.items() if key in own},
-        solver=replace(solver, **{key: value for key, value in given.items() if key not in own}),
-    )
+    return MethodSpec(name, settings)
+
+
+def build(name: str, **numbers: Any) -> Method:
+    """A method for networks from numbers for its own settings and its solver's; others keep their plain defaults."""
+    own = {key: numbers.pop(key) for key in _own(name) if key in numbers}
+    return METHODS[name](**own, solver=replace(_solver(name), **numbers))
 
 
 def settings(name: str) -> dict[str, Any]:
-    """The settings of a method for networks with their defaults."""
+    """The settings of a method for networks with their plain defaults."""
     if name not in NETWORKS:
         raise InputError(f"{name!r} is no method that trains networks by name: {hint(name, NETWORKS)}")
     solver = _solver(name)
@@ -282,4 +260,4 @@ def _own(name: str) -> dict[str, Any]:
 
 def _solver(name: str) -> Stepper:
     default = signature(METHODS[name]).parameters["solver"].default
-    return default if isinstance(default, Stepper) else LOCAL
+    return default if isinstance(default, Stepper) else SGD()

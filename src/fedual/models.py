@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedual.errors import InputError, hint, require_count
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU, "tanh": nn.Tanh}
-"""The activations that `mlp` knows."""
+"""The activations that `mlp` accepts."""
 
 
 def mlp(
@@ -30,11 +30,7 @@ def mlp(
 ) -> nn.Sequential:
     """A multilayer perceptron on flattened inputs, with biases and PyTorch's default initialisation.
 
-    Args:
-        inputs: Numbers in one example, e.g. 28 · 28.
-        hidden: Width of each hidden layer; none makes a linear model.
-        outputs: Classes, or targets of a regression.
-        activation: One of `ACTIVATIONS`.
+    `hidden` has the width of each hidden layer; without any, the model is linear.
     """
     if activation not in ACTIVATIONS:
         raise InputError(f"Unknown activation {activation!r}: {hint(activation, ACTIVATIONS)}")
@@ -51,24 +47,12 @@ def mlp(
 def zenke_cnn(outputs: int = 10) -> nn.Sequential:
     """The CNN of Zenke et al. (2017) for images (N, 3, 32, 32)."""
     _check_widths(outputs=outputs)
-    return nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(32, 32, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Dropout(0.25),
-        nn.Conv2d(32, 64, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(64, 64, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Dropout(0.25),
-        nn.Flatten(),
-        nn.Linear(2304, 512),
-        nn.ReLU(),
-        nn.Dropout(0.5),
-        nn.Linear(512, outputs),
+    return nn.Sequential(  # one stage a line
+        *(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU()),
+        *(nn.MaxPool2d(2), nn.Dropout(0.25)),
+        *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU()),
+        *(nn.MaxPool2d(2), nn.Dropout(0.25)),
+        *(nn.Flatten(), nn.Linear(2304, 512), nn.ReLU(), nn.Dropout(0.5), nn.Linear(512, outputs)),
     )
 
 
@@ -76,37 +60,23 @@ def acar_cnn(outputs: int = 10) -> nn.Sequential:
     """The CNN of Acar et al. (2021) for images (N, 3, 32, 32)."""
     _check_widths(outputs=outputs)
     return nn.Sequential(
-        nn.Conv2d(3, 64, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(1600, 384),
-        nn.ReLU(),
-        nn.Linear(384, 192),
-        nn.ReLU(),
-        nn.Linear(192, outputs),
+        *(nn.Conv2d(3, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(1600, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(), nn.Linear(192, outputs)),
     )
 
 
 def resnet20(outputs: int = 100, in_channels: int = 3) -> nn.Sequential:
     """ResNet-20 of He et al. (2016) for images (N, in_channels, H, W), with GroupNorm in place of BatchNorm.
 
-    Widths 16, 32, 64, three blocks each; shortcuts have no parameters (option A); the weights of convolutions and of
-    the last layer are Kaiming-normal.
+    It has three blocks each of widths 16, 32 and 64, and shortcuts without parameters (option A). The weights of the
+    convolutions and of the last layer are Kaiming-normal.
     """
     _check_widths(outputs=outputs, in_channels=in_channels)
     widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
-    blocks = [_Block(before, after) for before, after in pairwise(widths)]
     model = nn.Sequential(
-        *_convolution(in_channels, widths[0]),
-        nn.ReLU(),
-        *blocks,
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(widths[-1], outputs),
+        *(*_convolution(in_channels, widths[0]), nn.ReLU()),
+        *(_Block(before, after) for before, after in pairwise(widths)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], outputs)),
     )
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -115,7 +85,7 @@ def resnet20(outputs: int = 100, in_channels: int = 3) -> nn.Sequential:
 
 
 class _Block(nn.Module):
-    """relu(x' + f(x)): f is two convolutions, x' is x, subsampled and padded with zero channels where f widens it."""
+    """relu(x' + f(x)): f has two convolutions; x' is x, subsampled and padded with zero channels if f is wider."""
 
     def __init__(self, before: int, after: int):
         super().__init__()
@@ -123,9 +93,8 @@ class _Block(nn.Module):
         self.residual = nn.Sequential(*_convolution(before, after, self.stride), nn.ReLU(), *_convolution(after, after))
 
     def forward(self, x: Tensor) -> Tensor:
-        shortcut = x[..., :: self.stride, :: self.stride]
         front = self.padding // 2
-        shortcut = F.pad(shortcut, (0, 0, 0, 0, front, self.padding - front))
+        shortcut = F.pad(x[..., :: self.stride, :: self.stride], (0, 0, 0, 0, front, self.padding - front))
         return F.relu(shortcut + self.residual(x))
 
 
@@ -133,25 +102,13 @@ def _convolution(before: int, after: int, stride: int = 1) -> tuple[nn.Module, n
     return nn.Conv2d(before, after, 3, stride, padding=1, bias=False), nn.GroupNorm(2, after)
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "mlp": mlp,
-    "zenke-cnn": zenke_cnn,
-    "acar-cnn": acar_cnn,
-    "resnet20": resnet20,
-}
-"""Every network by its name."""
+MODELS: dict[str, Callable[..., nn.Module]]
+MODELS = {"mlp": mlp, "zenke-cnn": zenke_cnn, "acar-cnn": acar_cnn, "resnet20": resnet20}
+"""All networks by name."""
 
 
 def build(name: str, **settings: Any) -> nn.Module:
-    """The network `name` of `MODELS`.
-
-    Args:
-        name: One of `MODELS`.
-        **settings: Arguments of that function, e.g. `outputs=100`.
-
-    Raises:
-        InputError: An unknown name or setting, or a value that makes no network.
-    """
+    """Build the network `name` of `MODELS`; `settings` are that function's arguments, e.g. `outputs=100`."""
     if name not in MODELS:
         raise InputError(f"Unknown model {name!r}: {hint(name, MODELS)}")
     known = inspect.signature(MODELS[name]).parameters

@@ -5,10 +5,8 @@ import torch
 from problems import normal, rng
 from torch import nn
 
-from fedual.simulate import sequential, vectorised
-from fedual.solvers import Clients, Minibatches, Network
+from fedual.networks import Clients, Minibatches, Network
 
-ENGINES = {"vectorised": vectorised.round, "sequential": sequential.round}
 NUM = 5
 
 

@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from harness import ENGINES, NUM, last, near_all, networks
+from federations import begin  # pyright: ignore[reportMissingImports]
+from harness import NUM, last, near_all, networks
 from problems import normal
 
 from fedual import methods
-from fedual.admm import init, step
-from fedual.contracts import Method
+from fedual.algorithm import Blend, Method, init, step
 from fedual.families import Diagonal
-from fedual.servers import Blend
-from fedual.simulate.state import begin
-from fedual.solvers import IVON, Conjugate, Exact, Minibatches
+from fedual.networks import Minibatches
+from fedual.run import ENGINES
+from fedual.solvers import IVON, Conjugate, Exact
 
 SOLVER = IVON(lr=0.05, beta2=0.99)
 PLANS = [[[0, 1, 2, 3, 4]] * 4, [[0, 3], [1, 2, 4], [2], [0, 1, 2, 3, 4]]]
@@ -86,15 +86,15 @@ def test_ivon_pvi_multiplies_sites(plan):
 
 
 def test_ivon_pvi_is_ivon_admm_with_rho_and_alpha_one():
-    admm = methods.ivon_admm(1.0, 0.2, 2.0, 0.1, SOLVER, momentum=0.0, unit=0.0)
+    admm = methods.ivon_admm(1.0, 0.2, 2.0, 0.1, SOLVER)
     assert methods.ivon_pvi(0.2, 2.0, 0.1, SOLVER) == replace(admm, server=Blend(1.0))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_eq59_the_engines_rounds_are_those_of_step(engine):
-    method, losses, plan = methods.ivon_admm(0.3, 0.2, 2.0, 0.1, SOLVER, unit=7.0), networks(), PLANS[1]
+    method, losses, plan = methods.ivon_admm(0.3, 0.2, 2.0, 0.1, SOLVER, 0.6, 7.0), networks(), PLANS[1]
     m_g, s_g, v, u = last(posteriors(method, plan, losses)).server
-    server, store = begin(method, losses.network.initial(), NUM, "memory")
+    server, store = begin(method, losses.network.initial(), NUM)
     for number, clients in enumerate(plan):
         server, _ = ENGINES[engine](method, server, store, losses.at(number), torch.tensor(clients), 2)
     family, eta = Diagonal(), store.read(torch.arange(NUM))["eta"]

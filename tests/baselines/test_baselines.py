@@ -8,16 +8,17 @@ import numpy as np
 import papers
 import pytest
 import torch
-from harness import ENGINES, last, near
+from federations import begin  # pyright: ignore[reportMissingImports]
+from harness import last, near
 from papers import DATA, DIM, EVERYBODY, EYE, NUM, SOME, START, C, H, N
 from torch import nn
 
 from fedual import methods
-from fedual.admm import init, step
-from fedual.contracts import Method
+from fedual.algorithm import Method, init, step
 from fedual.families import Diagonal
-from fedual.simulate.state import begin
-from fedual.solvers import SGD, Clients, Laplace, Minibatches, Network, Point, Stack
+from fedual.networks import Clients, Minibatches, Network
+from fedual.run import ENGINES
+from fedual.solvers import SGD, Laplace, Loss, Point, Stack
 
 PLANS = {"everybody": EVERYBODY, "some": SOME}
 EXACT: Any = Point(tol=1e-12)
@@ -38,24 +39,28 @@ class Round(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sized:
+class Sized(Loss):
     """A stack of losses whose clients have N_k examples each."""
 
     stack: Stack
-    num_examples: torch.Tensor
+    sizes: torch.Tensor
+
+    @property
+    def num_examples(self):
+        return self.sizes
 
     def __len__(self):
         return len(self.stack)
 
     def __getitem__(self, clients):
-        return Sized(self.stack[clients], self.num_examples[clients])
+        return Sized(self.stack[clients], self.sizes[clients])
 
     def __call__(self, theta):
         return self.stack(theta)
 
 
 def exactly(method: Method, plan):
-    """States of `admm.step` with clients that solve their problems; ℓ_k = N_k L_k = ½ Σ_i (x_iᵀθ − y_i)²."""
+    """States of `algorithm.step` with clients that solve their problems; ℓ_k = N_k L_k = ½ Σ_i (x_iᵀθ − y_i)²."""
     pairs = [(torch.tensor(x), torch.tensor(y[:, 0])) for x, y in DATA]
     functions = [lambda t, x=x, y=y: (t @ x.T - y).square().sum(-1) / 2 for x, y in pairs]
     losses = Sized(Stack(functions), torch.tensor(N))
@@ -71,7 +76,7 @@ def trained(method: Method, plan, engine="vectorised", steps=5) -> Iterator[Roun
     model = nn.Linear(DIM, 1, bias=False)
     model.weight.data = torch.tensor(START)[None]
     losses = Minibatches(Network(model), Clients.from_pairs(DATA), "mse", batch_size=20, local_epochs=steps)
-    server, store = begin(method, losses.network.initial(), NUM, "memory")
+    server, store = begin(method, losses.network.initial(), NUM)
     for number, s in enumerate(plan):
         server, _ = ENGINES[engine](method, server, store, losses.at(number), torch.tensor(s), 3)
         eta = store.read(torch.arange(NUM)).get("eta", torch.zeros(NUM, *server.prior.shape))
@@ -146,7 +151,7 @@ class TestFedDyn:
             seen[s] = True
             gradient = np.where(seen[:, None], np.einsum("kij,kj->ki", H, state.lam[:, 0].numpy()) - C, 0)
             near(state.eta[:, 0], -gradient)
-            near(-state.eta_sum[0] / NUM, gradient.mean(0))
+            near(-state.server.eta_sum[0] / NUM, gradient.mean(0))
 
     def test_it_converges_where_fedavg_stops_elsewhere(self):
         """Five steps of GD are θ_k = θ*_k + M_k (θ − θ*_k), M_k = (I − lr H_k)⁵: FedAvg ends where

@@ -1,25 +1,24 @@
 """What all methods for networks have in common: building them by name, and clients that stay away."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from harness import ENGINES, NUM, networks
+from federations import begin, resolved  # pyright: ignore[reportMissingImports]
+from harness import NUM, networks
 
 from fedual import methods
 from fedual.errors import InputError
-from fedual.relative import settled
-from fedual.simulate.state import begin
-from fedual.solvers import SGD, Laplace
+from fedual.run import ENGINES
+from fedual.solvers import IVON, SGD, Laplace
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", methods.NETWORKS)
 def test_who_stays_away_keeps_every_bit_of_its_state(name, engine):
     losses = networks()
-    method = settled(methods.build(name), NUM, float(losses.num_examples.sum()))
-    server, store = begin(method, losses.network.initial(), NUM, "memory")
+    method = resolved(name, losses)
+    server, store = begin(method, losses.network.initial(), NUM)
     assert bool(store.names) == (name not in ("fedavg", "fedprox"))  # the two without client state
     for number, clients in enumerate([[0, 1, 2, 3, 4], [1, 3], [4], [0, 2, 4], [2]]):
         before = store.read(torch.arange(NUM))
@@ -39,9 +38,7 @@ def test_each_setting_goes_where_it_belongs():
     built = methods.build("fedadmm", rho=0.3, server_step=0.5, **of_sgd)
     assert built == methods.fedadmm(0.3, 0.5, SGD(**of_sgd))
     assert methods.build("fedlap-cov", damping=0.5, lr=0.2) == methods.fedlap_cov(damping=0.5, solver=Laplace(lr=0.2))
-    assert methods.build("ivon-pvi", tau=0.1, clip=0.5) == methods.ivon_pvi(
-        tau=0.1, solver=replace(methods.UNTUNED, clip=0.5)
-    )
+    assert methods.build("ivon-pvi", tau=0.1, clip=0.5) == methods.ivon_pvi(tau=0.1, solver=IVON(clip=0.5))
     assert methods.build("admm", rho=0.3, lr=0.2) == methods.admm(0.3, solver=SGD(lr=0.2))
 
 
@@ -62,4 +59,4 @@ def test_each_setting_goes_where_it_belongs():
 )
 def test_what_it_does_not_know_is_refused(name, given, message):
     with pytest.raises(InputError, match=message):
-        methods.build(name, **given)
+        methods.spec(name, **given)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from fake_training import Fake
 
-from fedual.experiments import federation
+from fedual.scenarios import federation
 
 
 @pytest.fixture

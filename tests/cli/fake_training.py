@@ -1,10 +1,13 @@
-"""A stand-in for `fedual.training.fit` that trains nothing and remembers what it was asked."""
+"""A stand-in for `fedual.fitting.fit` that trains nothing and remembers what it was asked."""
 
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from fedual.defaults import Federation, resolve
 from fedual.errors import DivergedError
+from fedual.methods import MethodSpec
+from fedual.solvers import IVON
 
 
 class Fake:
@@ -13,11 +16,12 @@ class Fake:
     def __init__(self, nll=lambda method, asked: 0.5):
         self.nll, self.asked = nll, []
 
-    def fit(self, model: Any, clients: Any, method: Any, *, rounds: int, **asked: Any) -> SimpleNamespace:
+    def fit(self, model: Any, clients: Any, spec: MethodSpec, rounds: int, **asked: Any) -> SimpleNamespace:
+        method = resolve(spec, Federation(len(clients), 1000.0))
         self.asked.append({"clients": clients, "method": method, "rounds": rounds, **asked})
         loss = self.nll(method, asked)
         out = asked.get("out")
-        run = SimpleNamespace(history=[], path=None if out is None else Path(out))
+        run = SimpleNamespace(history=[], method=method, path=None if out is None else Path(out))
         calls = asked.get("callbacks", ())
         for call in calls:
             call(run, None)
@@ -27,7 +31,7 @@ class Fake:
             run.path.mkdir(parents=True, exist_ok=True)
         for number in range(1, rounds + 1):
             record = record_of(number, loss + rounds - number)
-            if hasattr(method.solver, "h0"):
+            if isinstance(method.solver, IVON):
                 record |= {f"{key}_mc": record[key] / 2 for key in ("accuracy", "nll", "brier", "ece")}
             run.history.append(record)
             for call in calls:

@@ -5,10 +5,10 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from fedual import methods
+from fedual import defaults, methods
 from fedual.cli import build
 from fedual.errors import InputError
-from fedual.experiments import names
+from fedual.scenarios import names
 
 
 def output(*arguments: str) -> str:
@@ -28,12 +28,20 @@ def test_scenarios():
     }
 
 
-def test_scenarios_does_not_load_torch():
+def test_help_and_scenarios_do_without_torch():
+    helped = ["", "run", "predict", "doctor", "data", "data get"]
+    commands = [*([*words.split(), "--help"] for words in helped), ["scenarios"]]
     code = (
-        "import sys; from fedual.cli import main; sys.argv = ['fedual', 'scenarios']\n"
-        "try: main()\nfinally: assert 'torch' not in sys.modules"
+        "import sys; sys.modules['torch'] = None\n"
+        "from fedual.cli import main\n"
+        f"for words in {commands}:\n"
+        "    sys.argv = ['fedual', *words]\n"
+        "    try: main()\n"
+        "    except SystemExit as end: assert not end.code, end"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.count("Usage") == len(helped)
+    assert "--preset" in done.stdout
     assert "digits-heterog-10" in done.stdout
 
 
@@ -48,10 +56,10 @@ def test_methods():
 @pytest.mark.parametrize("name", methods.NETWORKS)
 def test_settings_of_a_method(name: str):
     shown = {line.split()[0] for line in output("methods", name).splitlines()[2:]}
-    assert shown == methods.settings(name).keys()
+    assert shown == defaults.settings(name).keys() == methods.settings(name).keys()
     as_json = json.loads(output("methods", name, "--json"))["settings"]
     assert {key: str(value) for key, value in as_json.items()} == {
-        key: str(value) for key, value in methods.settings(name).items()
+        key: str(value) for key, value in defaults.settings(name).items()
     }
 
 

@@ -9,10 +9,10 @@ from fake_training import Fake
 from typer.testing import CliRunner
 
 from fedual.cli import build
-from fedual.cli.compare import _results
+from fedual.comparison import table
 from fedual.errors import InputError
-from fedual.experiments import load
-from fedual.experiments.comparison import TUNING_SEED, _loss
+from fedual.scenarios import load
+from fedual.scenarios.sweep import TUNING_SEED, _loss
 
 
 def compare(*arguments: str, methods: str = "ivon-admm,fedavg") -> str:
@@ -140,9 +140,7 @@ def test_another_comparison_is_not_overwritten(fake: Fake):
 
 
 def test_a_regression_is_shown_and_judged_by_the_figures_that_it_has():
-    row = {"method": "fedavg", "summary": {"runs": 1, "diverged": 0, "rmse": {"mean": 0.25, "sd": None}}}
-    shown = _results({"methods": [row]})
-    assert [str(column.header) for column in shown.columns] == ["method", "at", "RMSE", "s/round", "diverged"]
-    assert [next(iter(column.cells)) for column in shown.columns] == ["fedavg", "mean", "0.250", "–", "0 of 1"]
+    shown = table({"fedavg": {"runs": 1, "diverged": 0, "rmse": {"mean": 0.25, "sd": None}}})
+    assert shown == [["method", "at", "RMSE", "s/round", "diverged"], ["fedavg", "mean", "0.250", "–", "0 of 1"]]
     assert _loss({"record": {"loss": 0.5}}) == 0.5  # of a loss without an NLL
     assert _loss({"record": {"nll": 2.0, "rmse": 0.5}}) == 2.0

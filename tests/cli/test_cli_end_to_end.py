@@ -1,29 +1,23 @@
-"""The commands as a user runs them: real processes, real training on the bundled digits."""
+"""The commands as a user runs them, with real training on the bundled digits."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from command import Done, fedual, process
 
 from fedual.posterior import Posterior
 
 
-def fedual(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    code = "import torch; torch.set_num_threads(1); from fedual.cli import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *arguments], cwd=folder, capture_output=True, text=True)
-
-
-def answer(done: subprocess.CompletedProcess) -> dict:
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr  # no terminal, no progress
-    return json.loads(done.stdout.splitlines()[-1])
+def answer(done: Done) -> dict:
+    assert done.code == 0, done.err
+    assert not done.err  # no terminal, no progress
+    return json.loads(done.out.splitlines()[-1])
 
 
 def test_run_and_resume(tmp_path):
+    """What one process began, another one ends bit for bit as if it had begun it."""
     quick = ["run", "--set", "local_epochs=1", "--json"]
-    first = answer(fedual(tmp_path, *quick, "--rounds", "2"))
+    first = answer(process(tmp_path, *quick, "--rounds", "2"))
     assert (first["scenario"], first["method"], first["rounds"]) == ("digits-heterog-10", "ivon-admm", 2)
     resumed = answer(fedual(tmp_path, *quick, "--rounds", "3", "--resume"))
     whole = answer(fedual(tmp_path, *quick, "--rounds", "3"))
@@ -58,9 +52,9 @@ def test_compare(tmp_path):
 )
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, arguments, message):
     done = fedual(tmp_path, *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.code == 2
+    assert message in done.err
+    assert len(done.err.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
 
 
@@ -68,7 +62,7 @@ def test_a_run_that_diverges_says_what_to_change(tmp_path):
     """Two of the settings of the paper's method that are known to run away: no limit on the step, a large lr."""
     wild = ["--set", "clip=0.0", "--set", "lr=5.0", "--set", "tau=0.001", "--rounds", "5"]
     done = fedual(tmp_path, "run", *wild)
-    assert done.returncode == 2
-    assert "diverged" in done.stderr
-    assert "set clip = 1" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.code == 2
+    assert "diverged" in done.err
+    assert "set clip = 1" in done.err
+    assert len(done.err.strip().splitlines()) == 1

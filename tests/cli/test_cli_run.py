@@ -2,8 +2,6 @@ import io
 import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,7 +14,8 @@ from fedual.cli import build
 from fedual.cli.progress import progress
 from fedual.cli.run import report, times
 from fedual.errors import InputError
-from fedual.experiments import load
+from fedual.scenarios import load
+from fedual.settings import Execution, LocalTraining
 
 
 def run(*arguments: str) -> str:
@@ -30,9 +29,9 @@ def test_without_arguments_it_runs_the_default_scenario(fake: Fake):
     output = run()
     (asked,) = fake.asked
     assert (asked["rounds"], len(asked["clients"]), asked["seed"]) == (20, 10, 0)
-    assert (asked["device"], asked["engine"], asked["resume"]) == ("auto", "vectorised", False)
-    assert (asked["batch_size"], asked["local_epochs"]) == (32, 10)
-    assert asked["description"]["scenario"]["name"] == "digits-heterog-10"
+    assert (asked["execution"], asked["resume"]) == (Execution(), False)
+    assert asked["local"] == LocalTraining(batch_size=32, local_epochs=10)
+    assert asked["clients"].description["scenario"]["name"] == "digits-heterog-10"
     assert "20 rounds" in output
     assert "runs/digits-heterog-10-ivon-admm-0" in output
 
@@ -41,8 +40,8 @@ def test_options_reach_fit(fake: Fake, tmp_path: Path):
     options = "--method fedprox --rounds 3 --seed 7 --set lr=0.5 --set batch_size=16 --device cpu --engine sequential"
     run("digits-homog-10", *options.split(), "--out", str(tmp_path / "here"), "--resume")
     (asked,) = fake.asked
-    assert (asked["rounds"], asked["seed"], asked["batch_size"]) == (3, 7, 16)
-    assert (asked["device"], asked["engine"], asked["resume"]) == ("cpu", "sequential", True)
+    assert (asked["rounds"], asked["seed"], asked["local"].batch_size) == (3, 7, 16)
+    assert (asked["execution"], asked["resume"]) == (Execution(device="cpu", engine="sequential"), True)
     assert asked["out"] == tmp_path / "here"
     assert asked["method"].solver.lr == 0.5
 
@@ -57,7 +56,7 @@ def test_table_has_the_last_round_at_the_mean_and_under_q_and_says_that_it_is_te
 
 def test_a_regression_has_its_own_figures_and_is_not_compared_with_guessing(capsys: pytest.CaptureFixture[str]):
     record = {"round": 3, "refused": 0, "shortened": 1.0, "rmse": 0.25, "nll": 0.95, "rmse_mc": 0.5, "nll_mc": 0.75}
-    report(load("digits-heterog-10", sets=["model.outputs=1"]), [record])
+    report(load("digits-heterog-10", sets=["model.outputs=1"]), [record], 1.0)
     lines = [re.split(" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
     assert lines[1:4] == [["RMSE", "NLL"], ["at the mean", "0.250", "0.950"], ["under q_g", "0.500", "0.750"]]
     assert not any("guessing" in line[0] for line in lines)
@@ -141,14 +140,6 @@ def test_bad_input_is_refused_before_any_work(fake: Fake, arguments: list[str], 
         run(*arguments)
     assert not fake.asked
     assert not Path("runs").exists()
-
-
-def test_help_does_not_load_torch():
-    code = (
-        "import sys; from fedual.cli import main; sys.argv = ['fedual', 'run', '--help']\n"
-        "try: main()\nfinally: assert 'torch' not in sys.modules"
-    )
-    assert "--preset" in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
 def show(terminal: bool) -> str:

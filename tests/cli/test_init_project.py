@@ -2,19 +2,19 @@
 
 import csv
 import json
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command import fedual
 from typer.testing import CliRunner
 
 from fedual.cli import build
 from fedual.errors import DataError, InputError
-from fedual.experiments import load
-from fedual.experiments.federation import execute, materialise
+from fedual.scenarios import load
+from fedual.scenarios.federation import execute, materialise
 
 HOSPITALS = [f"hospital-{number}.csv" for number in (1, 2, 3, 4)]
 
@@ -98,13 +98,10 @@ def test_the_commands_of_the_readme(project: Path, tmp_path: Path):
     lines = [line.strip() for line in (project / "README.md").read_text().splitlines() if line.startswith("    fedual")]
     commands = [line.partition("#")[0].split() for line in lines]
     assert [command[1] for command in commands] == ["run", "report", "predict", "compare", "init"]
-    code = "import torch; torch.set_num_threads(1); from fedual.cli import main; main()"
     for _, *arguments in commands:
         short = ["--rounds", "1"] if arguments[0] in ("run", "compare") else []
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments, *short], cwd=project, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
+        done = fedual(project, *arguments, *short)
+        assert done.code == 0, done.err
     config = json.loads((project / "runs" / "scenario-ivon-admm-0" / "config.json").read_text())
     assert config["model"]["model"] == "model:build"
     assert tomllib.loads((project.parent / "my-deployment" / "pyproject.toml").read_text())

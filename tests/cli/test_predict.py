@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import flat
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 import fedual
 from fedual.cli import build
 from fedual.errors import DataError, FedualError, InputError
+from fedual.networks import Clients, Network
 from fedual.posterior import Posterior, Prediction, RegressionPrediction
 
 SETTINGS = {"inputs": 4, "hidden": [5], "outputs": 3}
@@ -31,8 +33,10 @@ def train(folder: Path, x: torch.Tensor, model: nn.Module | None = None, **given
     torch.manual_seed(0)
     model = model or fedual.models.build("mlp", **SETTINGS)
     y = x.flatten(1)[:, :2].gt(8).sum(1)
-    given = {"description": {"model": MODEL}, "rounds": 1, "local_epochs": 2, "samples": 6, "seed": 5} | given
-    fedual.fit(model, [(x[:20], y[:20]), (x[20:50], y[20:50])], out=folder, test=(x[50:], y[50:]), **given)
+    network = Network(model, scale=given.pop("scale", None), recipe=given.pop("recipe", MODEL))
+    clients = Clients(x[:50], y[:50], torch.arange(50).split([20, 30]), description=given.pop("description", None))
+    given = {"rounds": 1, "local_epochs": 2, "samples": 6, "seed": 5} | given
+    flat.fit(network, clients, out=folder, test=(x[50:], y[50:]), **given)
     return folder
 
 
@@ -63,7 +67,7 @@ def wanted(run: Path, x: torch.Tensor, seed: int, samples: int = 6) -> Predictio
     return found
 
 
-SEED = fedual.solvers.Draws(5).evaluation(1)
+SEED = fedual.networks.Draws(5).evaluation(1)
 """Of the draws with which the test set was predicted."""
 
 
@@ -180,12 +184,12 @@ def test_a_regression_has_means_with_standard_deviations(tmp_path: Path):
     x = torch.randn(30, 2)
     sites = [(x[:10], x[:10] @ torch.eye(2)), (x[10:], x[10:] @ torch.eye(2))]
     model = {"model": "mlp", "settings": {"inputs": 2, "hidden": [3], "outputs": 2}}
-    given = {"loss": "mse", "out": tmp_path / "run", "description": {"model": model}, "samples": 4}
-    fedual.fit(fedual.models.build("mlp", **model["settings"]), sites, rounds=1, local_epochs=1, **given)
+    network = Network(fedual.models.build("mlp", **model["settings"]), recipe=model)
+    flat.fit(network, sites, rounds=1, local_epochs=1, loss="mse", out=tmp_path / "run", samples=4)
     np.save(tmp_path / "x.npy", x[:3].numpy())
     found = answer(tmp_path / "run", tmp_path / "x.npy", "--out", tmp_path / "y.csv")
     told = Posterior.load(tmp_path / "run" / "posterior.safetensors").predict(
-        x[:3], 4, fedual.solvers.Draws(0).evaluation(1)
+        x[:3], 4, fedual.networks.Draws(0).evaluation(1)
     )
     assert isinstance(told, RegressionPrediction)
     np.testing.assert_allclose(column(found, "mean"), told.mean)
@@ -204,7 +208,7 @@ def test_pictures_take_the_channels_of_the_training_data(tmp_path: Path, shape: 
     size = shape[0] * 6
     model = {"model": "mlp", "settings": {**SETTINGS, "inputs": size}}
     network = fedual.models.build("mlp", **model["settings"])
-    run = train(tmp_path / "run", pixels(90, *shape), network, description={"model": model}, scale=255.0)
+    run = train(tmp_path / "run", pixels(90, *shape), network, recipe=model, scale=255.0)
     x = pixels(1, *shape).numpy()
     colours = np.broadcast_to(x[0], (3, 2, 3)).transpose(1, 2, 0)  # grey ones where there is one channel
     Image.fromarray(np.ascontiguousarray(colours)).save(tmp_path / "rgb[b].png")
@@ -221,7 +225,7 @@ def test_pictures_take_the_channels_of_the_training_data(tmp_path: Path, shape: 
 def test_inputs_of_a_type_of_whole_or_real_numbers(tmp_path: Path):
     words = torch.arange(180).reshape(90, 2) % 5
     model = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 3))
-    run = train(tmp_path / "words", words, model, description={})
+    run = train(tmp_path / "words", words, model, recipe=None)
     (tmp_path / "model.py").write_text(
         "from torch import nn\n"
         "def build():\n    return nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 3)).double()\n"
@@ -247,7 +251,7 @@ def test_tables_are_encoded_as_in_training_and_classes_have_their_names(tmp_path
         "categories": {"colour": ["blue", "green", "red"]},
         "standardised": {"weight": [10.0, 2.0]},
     }
-    description = {"model": MODEL, "inputs": columns, "classes": ["no", "perhaps", "yes"]}
+    description = {"inputs": columns, "classes": ["no", "perhaps", "yes"]}
     run = train(tmp_path / "run", pixels(90, 4).double(), description=description)
     (tmp_path / "x.csv").write_text("weight,name,colour\n14,a,red\n9,b,blue\n")
     found = answer(run, tmp_path / "x.csv", "--out", tmp_path / "y.csv")
@@ -270,8 +274,8 @@ class Own(nn.Module):
 
 
 def test_a_model_of_ones_own_is_named_by_the_user_and_never_by_the_file(tmp_path: Path, monkeypatch):
-    description = {"model": {"model": "mine:make", "settings": {"hidden": 6}}}
-    run = train(tmp_path / "run", pixels(90, 2, 2), Own(6), description=description, scale=16.0)
+    recipe = {"model": "mine:make", "settings": {"hidden": 6}}
+    run = train(tmp_path / "run", pixels(90, 2, 2), Own(6), recipe=recipe, scale=16.0)
     x = pixels(3, 2, 2)
     np.save(tmp_path / "x.npy", x.numpy())
     monkeypatch.chdir(tmp_path)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedual.data.catalog import SPECS, Spec
-from fedual.data.files import File
+from fedual.data.datasets import SPECS, File, Spec
 
 IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
@@ -65,5 +64,5 @@ def published(name: str, contents: dict[str, bytes]) -> Spec:
 
     spec = SPECS[name]
     first = spec.versions[0]
-    small = first._replace(train=tuple(map(known, first.train)), test=tuple(map(known, first.test)))
+    small = first._replace(files=tuple(map(known, first.files)))
     return spec._replace(versions=(small, *spec.versions[1:]))

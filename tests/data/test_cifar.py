@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from make_files import cifar_binary, cifar_pickle, images, labels
 
-from fedual.data import cifar
+from fedual.data import formats
 from fedual.errors import DataError
 
 X = images(6, seed=0, shape=(3, 32, 32))
@@ -21,7 +21,7 @@ def stored(tmp_path: Path, *contents: bytes) -> list[Path]:
 
 def test_binary_record_is_label_red_green_blue(tmp_path: Path):
     record = bytes([7]) + b"\x01" * 1024 + b"\x02" * 1024 + bytes(i % 32 for i in range(1024))
-    x, y = cifar.read_binary(stored(tmp_path, record), label_bytes=1, num_classes=10)
+    x, y = formats.read_binary(stored(tmp_path, record), label_bytes=1, num_classes=10)
     assert y.tolist() == [7]
     assert (x[0, 0] == 1).all()
     assert (x[0, 1] == 2).all()
@@ -30,19 +30,14 @@ def test_binary_record_is_label_red_green_blue(tmp_path: Path):
 
 def test_batches_are_joined_in_order(tmp_path: Path):
     paths = stored(tmp_path, cifar_binary(X[:3], labels(3)), cifar_binary(X[3:], labels(3) + 5))
-    x, y = cifar.read_binary(paths, label_bytes=1, num_classes=10)
+    x, y = formats.read_binary(paths, label_bytes=1, num_classes=10)
     np.testing.assert_array_equal(x, X)
     assert y.tolist() == [0, 1, 2, 5, 6, 7]
 
 
-def test_write_binary_is_read_again(tmp_path: Path):
-    cifar.write_binary(tmp_path / "batch", X, labels(6))
-    assert (tmp_path / "batch").read_bytes() == cifar_binary(X, labels(6))
-
-
 def test_cifar100_keeps_the_fine_label(tmp_path: Path):
     (binary,) = stored(tmp_path, cifar_binary(X, COARSE, FINE))
-    x, y = cifar.read_binary([binary], label_bytes=2, num_classes=100)
+    x, y = formats.read_binary([binary], label_bytes=2, num_classes=100)
     np.testing.assert_array_equal(x, X)
     np.testing.assert_array_equal(y, FINE)
 
@@ -50,7 +45,7 @@ def test_cifar100_keeps_the_fine_label(tmp_path: Path):
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 def test_python_version_equals_the_binary_one(tmp_path: Path, protocol: int):
     content = cifar_pickle(X, protocol, fine_labels=FINE.tolist(), coarse_labels=COARSE.tolist())
-    x, y = cifar.read_python(stored(tmp_path, content), key=b"fine_labels", num_classes=100)
+    x, y = formats.read_python(stored(tmp_path, content), key=b"fine_labels", num_classes=100)
     np.testing.assert_array_equal(x, X)
     np.testing.assert_array_equal(y, FINE)
 
@@ -68,7 +63,7 @@ def test_python_version_equals_the_binary_one(tmp_path: Path, protocol: int):
 )
 def test_binary_refuses(tmp_path: Path, contents: list[bytes], complaint: str):
     with pytest.raises(DataError, match=complaint):
-        cifar.read_binary(stored(tmp_path, *contents), label_bytes=1, num_classes=10)
+        formats.read_binary(stored(tmp_path, *contents), label_bytes=1, num_classes=10)
 
 
 @pytest.mark.parametrize(
@@ -90,5 +85,5 @@ def test_binary_refuses(tmp_path: Path, contents: list[bytes], complaint: str):
 )
 def test_python_refuses(tmp_path: Path, content: bytes, complaint: str):
     with pytest.raises(DataError, match=complaint) as raised:
-        cifar.read_python(stored(tmp_path, content), key=b"labels", num_classes=10)
+        formats.read_python(stored(tmp_path, content), key=b"labels", num_classes=10)
     assert str(tmp_path / "batch_0") in str(raised.value)

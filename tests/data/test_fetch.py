@@ -3,9 +3,8 @@ from pathlib import Path
 import pytest
 from make_files import IDX, idx_contents, published, write
 
-from fedual.data import catalog, load
-from fedual.data.fetch import check, get
-from fedual.data.sources import Progress, Source, sources_of
+from fedual.data import datasets, load
+from fedual.data.fetch import SOURCES, Progress, Source, get
 from fedual.errors import DataError, InputError
 
 GOOD = idx_contents()
@@ -14,7 +13,7 @@ GOOD = idx_contents()
 @pytest.fixture(autouse=True)
 def small_mnist(monkeypatch: pytest.MonkeyPatch):
     """A small MNIST takes the place of the published one; every other source would be the outside world."""
-    monkeypatch.setitem(catalog.SPECS, "mnist", published("mnist", GOOD))
+    monkeypatch.setitem(datasets.SPECS, "mnist", published("mnist", GOOD))
 
 
 def delivers(contents: dict[str, bytes], label: str = "a source", zipped: bool = False) -> Source:
@@ -45,7 +44,7 @@ def test_the_first_source_that_delivers_is_used(tmp_path: Path, zipped: bool):
     assert len(load("mnist", tmp_path).x_train) == 20
     assert len(stored(tmp_path)) == 4  # and nothing of what the broken source left
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mnist"]
-    check("mnist", tmp_path)
+    load("mnist", tmp_path, checksums=True)
 
 
 def test_files_already_there_are_used(tmp_path: Path):
@@ -63,9 +62,9 @@ def test_force_fetches_again(tmp_path: Path):
 def test_damaged_files_are_replaced(tmp_path: Path, old_zipped: bool, new_zipped: bool):
     write(tmp_path / "mnist", {**GOOD, IDX[0]: GOOD[IDX[0]][:-1]}, old_zipped)
     with pytest.raises(DataError, match="run `fedual data get mnist`"):
-        check("mnist", tmp_path)
+        load("mnist", tmp_path, checksums=True)
     get("mnist", tmp_path, sources=[delivers(GOOD, zipped=new_zipped)])
-    check("mnist", tmp_path)
+    load("mnist", tmp_path, checksums=True)
     assert len(stored(tmp_path)) == 4
 
 
@@ -130,11 +129,11 @@ def test_progress_reaches_the_caller(tmp_path: Path):
 
 def test_digits_need_no_fetching(tmp_path: Path):
     assert get("digits", tmp_path, sources=[fails(AssertionError())]).source == "bundled"
-    check("digits", tmp_path)
+    load("digits", tmp_path, checksums=True)
 
 
 def test_unknown_names_are_refused():
-    for function in (get, check):
+    for function in (get, load):
         with pytest.raises(InputError, match="did you mean 'cifar100'"):
             function("cifar-100")
 
@@ -145,13 +144,13 @@ def test_checksums_see_what_the_structure_does_not(tmp_path: Path):
     write(tmp_path / "mnist", {**GOOD, IDX[0]: bytes(flipped)})
     load("mnist", tmp_path)
     with pytest.raises(DataError, match="sha256"):
-        check("mnist", tmp_path)
+        load("mnist", tmp_path, checksums=True)
 
 
 def test_every_data_set_has_sources_and_digests():
-    for name, spec in catalog.SPECS.items():
-        assert bool(spec.versions) == bool(sources_of(name))
+    for name, spec in datasets.SPECS.items():
+        assert bool(spec.versions) == bool(SOURCES.get(name))
         for version in spec.versions:
-            for file in version.train + version.test:
+            for file in version.files:
                 algorithm, digest = file.digest.split(":")
                 assert len(digest) == {"sha256": 64, "md5": 32}[algorithm]

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fedual.data import files
-from fedual.data.files import File, read_plain, root_folder, verify
+from fedual.data import formats
+from fedual.data.datasets import File, root_folder, verify
+from fedual.data.formats import read_plain
 from fedual.errors import DataError
 
 CONTENT = b"some content " * 1000
@@ -63,7 +64,7 @@ def test_unreadable_file_is_a_data_error(tmp_path: Path):
 
 
 def test_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(files, "MAX_BYTES", 1000)
+    monkeypatch.setattr(formats, "MAX_BYTES", 1000)
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(bytes(100_000)))
     with pytest.raises(DataError, match="more than 1000 bytes"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from make_files import idx_bytes, images, labels
 
-from fedual.data import idx
+from fedual.data.formats import read_idx, read_idx_pair
 from fedual.errors import DataError
 
 IMAGES = images(5, seed=0)
@@ -17,7 +17,7 @@ PLAIN = idx_bytes(IMAGES)
 def test_reads_what_was_written(tmp_path: Path, stored: bytes):
     path = tmp_path / "images"
     path.write_bytes(stored)
-    np.testing.assert_array_equal(idx.read(path, 3), IMAGES)
+    np.testing.assert_array_equal(read_idx(path, 3), IMAGES)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_refuses_other_files(tmp_path: Path, stored: bytes, complaint: str):
     path = tmp_path / "images"
     path.write_bytes(stored)
     with pytest.raises(DataError, match=complaint) as raised:
-        idx.read(path, 3)
+        read_idx(path, 3)
     assert str(path) in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -59,4 +59,4 @@ def test_pair_must_fit_together(tmp_path: Path, x: np.ndarray, y: np.ndarray, co
     for path, array in zip(paths, (x, y), strict=True):
         path.write_bytes(idx_bytes(array))
     with pytest.raises(DataError, match=complaint):
-        idx.read_pair(paths)
+        read_idx_pair(paths)

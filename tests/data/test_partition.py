@@ -161,21 +161,21 @@ def test_by_group_names_each_label_once(groups: list[tuple[int, ...]], complaint
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda: dirichlet([0, 1], 0), "num_clients is 0"),
-        (lambda: homogeneous([0, 1], -1), "num_clients is -1"),
+        (lambda: dirichlet([0, 1], 0), "num_clients = 0"),
+        (lambda: homogeneous([0, 1], -1), "num_clients = -1"),
         (lambda: dirichlet([0, 1], 3), "there are 2 examples"),
         (lambda: homogeneous([0, 1], 3), "there are 2 examples"),
-        (lambda: homogeneous([0, 1], 1.5), "num_clients is 1.5"),  # pyright: ignore[reportArgumentType]
-        (lambda: dirichlet([0, 1], 1, -1), "seed is -1"),
+        (lambda: homogeneous([0, 1], 1.5), "num_clients = 1.5"),  # pyright: ignore[reportArgumentType]
+        (lambda: dirichlet([0, 1], 1, -1), "seed = -1"),
         (lambda: dirichlet([], 1), "labels have shape"),
         (lambda: dirichlet([[0, 1]], 1), "labels have shape"),
         (lambda: dirichlet([0.0, 1.0], 1), "type float64"),
-        (lambda: dirichlet([0, 1], 1, client_concentration=0), "client_concentration is 0"),
-        (lambda: dirichlet([0, 1], 1, class_concentration=float("nan")), "class_concentration is nan"),
+        (lambda: dirichlet([0, 1], 1, client_concentration=0), "client_concentration = 0"),
+        (lambda: dirichlet([0, 1], 1, class_concentration=float("nan")), "class_concentration = nan"),
         (lambda: two_class([0, 0], 1, per_class=1), "at least two classes"),
         (lambda: two_class([0, 0, 1], 1, per_class=2), "smallest class has 1"),
-        (lambda: two_class([0, 1], 0, per_class=1), "num_clients is 0"),
-        (lambda: two_class([0, 1], 1, per_class=0), "per_class is 0"),
+        (lambda: two_class([0, 1], 0, per_class=1), "num_clients = 0"),
+        (lambda: two_class([0, 1], 1, per_class=0), "per_class = 0"),
     ],
 )
 def test_bad_arguments_are_refused(call: Callable[[], object], complaint: str):

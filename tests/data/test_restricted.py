@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedual.data
-from fedual.data.restricted import loads
+from fedual.data.safe_pickle import loads
 from fedual.errors import DataError
 
 ARRAY = np.arange(24, dtype=np.uint8).reshape(4, 6)

@@ -7,7 +7,7 @@ import pytest
 from make_files import BATCHES, cifar_binary, images, labels
 from PIL import Image
 
-from fedual.data import sheets
+from fedual.data.formats import sheets_to_binary
 from fedual.errors import DataError
 
 COUNT = 4
@@ -26,10 +26,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_sheets_become_the_binary_version(folder: Path):
-    sheets.to_binary(folder)
+    sheets_to_binary(folder)
     y = [*labels(5 * COUNT).reshape(5, COUNT), labels(COUNT)]
-    for name, x, own in zip(BATCHES, X, y, strict=True):
-        assert (folder / f"{name}.bin").read_bytes() == cifar_binary(x, own)
+    for name, x, expected in zip(BATCHES, X, y, strict=True):
+        assert (folder / f"{name}.bin").read_bytes() == cifar_binary(x, expected)
 
 
 def damage_cut(folder: Path):
@@ -65,10 +65,10 @@ def damage_other(folder: Path):
 def test_other_sheets_are_refused(folder: Path, damage, complaint: str):
     damage(folder)
     with pytest.raises(DataError, match=complaint):
-        sheets.to_binary(folder)
+        sheets_to_binary(folder)
 
 
 def test_without_pillow(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(DataError, match=r"pip install 'fedual\[data\]'"):
-        sheets.to_binary(folder)
+        sheets_to_binary(folder)

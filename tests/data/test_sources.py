@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fedual.data import sources
-from fedual.data.sources import FAILURES, addresses, apt, archive, npm
+from fedual.data import fetch
+from fedual.data.fetch import FAILURES, addresses, apt, archive, npm
 from fedual.errors import DataError
 
 
@@ -97,7 +97,7 @@ def test_short_answer_fails(web: Web, folder: Path):
 
 
 def test_endless_answer_fails(web: Web, folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sources, "MAX_BYTES", 10)
+    monkeypatch.setattr(fetch, "MAX_BYTES", 10)
     with pytest.raises(DataError, match="more than 10 bytes"):
         addresses("https://x/", ["a"]).fetch(folder, silent)
 
@@ -136,7 +136,7 @@ def test_npm_packs_by_name_and_converts(client, folder: Path, tmp_path: Path):
         f"open('p-1.tgz', 'wb').write(open({str(tmp_path / 'package.tgz')!r}, 'rb').read())",
     )
     converted = []
-    npm("p@1", ["package/data/a"], then=converted.append).fetch(folder, silent)
+    npm("p@1", ["package/data/a"], convert=converted.append).fetch(folder, silent)
     assert (folder / "a").read_bytes() == b"A"
     assert converted == [folder]
 
@@ -185,5 +185,5 @@ def test_slow_client_is_stopped(client, folder: Path, monkeypatch: pytest.Monkey
 
     client("apt-get", "")
     monkeypatch.setattr(subprocess, "run", endless)
-    with pytest.raises(DataError, match=f"no end after {sources.PATIENCE} s"):
+    with pytest.raises(DataError, match=f"no end after {fetch.PATIENCE} s"):
         apt("p", ["a"]).fetch(folder, silent)

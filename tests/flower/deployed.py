@@ -36,7 +36,9 @@ class Deployed(Federation):
         """A run in which a client has come to this place, and stays there until `release`."""
         self.hold(place)
         run = self.submit(rounds, **config)
-        wait_for((self.stage / place).exists, 90, place, run.log)
+        here = (self.stage / place).exists
+        wait_for(lambda: here() or run.process.poll() is not None, 240, place, run.log)
+        assert here(), run.log()
         return run
 
     def hold(self, place: str) -> None:

@@ -19,11 +19,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedual import methods
-from fedual.contracts import Method
-from fedual.duals import Natural
+from fedual.algorithm import Blend, Method, Natural
 from fedual.families import Diagonal, GaussHermite
 from fedual.flower import BayesianADMM, Policy, client_app, wire
-from fedual.servers import Blend
+from fedual.settings import LocalTraining
 from fedual.solvers import VON, Conjugate, Exact, Linear
 
 torch.set_default_dtype(torch.float64)
@@ -31,7 +30,7 @@ torch.set_default_dtype(torch.float64)
 EXACT = Method(Diagonal(), Exact(), Natural(0.2), Blend(), 0.5)
 GLM = {"admm": methods.admm(rho=3.0, delta=2.0), "newton-admm": methods.newton_admm(0.5, VON(GaussHermite(9)))}
 NETWORKS = ("ivon-admm", "feddyn")
-LOCAL: dict[str, Any] = {"batch_size": 8, "local_epochs": 1, "seed": 3}
+LOCAL: dict[str, Any] = {"batch_size": 8, "local_epochs": 1, "seed": 3}  # as `flat.fit` takes them
 CONFIG = {"folder": "", "method": "exact", "rounds": 3, "min-clients": 2, "timeout": 60, "readmit": ""}
 
 
@@ -52,9 +51,9 @@ def site(method: str) -> ClientApp:
         return client_app(mlp, lambda node: tuple(own(node)), device="cpu")  # type: ignore[arg-type, return-value]
     if method in GLM:
         losses = lambda node: Linear.from_clients("binomial", [tuple(own(node))])  # type: ignore[list-item]
-        return client_app(losses=losses, method=GLM[method], device="cpu")
+        return client_app(losses=losses, device="cpu")
     losses = lambda node: Conjugate(Diagonal(), problem(node["folder"])["c"][[node["partition-id"]]])
-    return client_app(losses=losses, method=EXACT, device="cpu")
+    return client_app(losses=losses, device="cpu")
 
 
 def meet(moment: str, message: Message, context: Context) -> None:
@@ -95,12 +94,12 @@ def train(message: Message, context: Context) -> Message:
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     method = str(config["method"])
-    given: dict[str, Any] = {"model": mlp(), "method": method, **LOCAL}
+    local = LocalTraining(batch_size=LOCAL["batch_size"], local_epochs=LOCAL["local_epochs"])
+    given: dict[str, Any] = {"model": mlp(), "method": method, "local": local, "seed": LOCAL["seed"]}
     if method not in NETWORKS:
         given = {"prior": problem(config["folder"])["prior"], "method": GLM.get(method, EXACT)}
-    policy = Policy(int(config["min-clients"]), wait=120, timeout=int(config["timeout"]))
-    strategy = BayesianADMM(
-        rounds=int(config["rounds"]), experiment="e", out=Path(str(config["folder"]), "out"), policy=policy,
-        readmit=str(config["readmit"]).split(), **given,
-    )  # fmt: skip
-    strategy.start(grid)
+    policy = Policy(
+        int(config["min-clients"]), wait=120, timeout=int(config["timeout"]), readmit=str(config["readmit"]).split()
+    )
+    out = Path(str(config["folder"]), "out")
+    BayesianADMM(rounds=int(config["rounds"]), experiment="e", out=out, policy=policy, **given).start(grid)

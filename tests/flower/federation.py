@@ -1,6 +1,7 @@
 """Sites with conjugate losses on a grid in one process, their servers, and what should come out, in NumPy."""
 
 from collections.abc import Iterable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ from flwr.app import Message, MessageType
 from here import Between, Here
 from problems import normal, rng
 
-from fedual.contracts import Method
-from fedual.duals import Natural
+from fedual import settings
+from fedual.algorithm import Blend, Method, Natural
 from fedual.families import Diagonal
 from fedual.flower import BayesianADMM, Policy, client_app, wire
 from fedual.flower.ledger import Ledger
 from fedual.flower.vault import opened
-from fedual.runs import RunDirectory
-from fedual.servers import Blend
+from fedual.networks import Network
+from fedual.rundir import RunDirectory
 from fedual.solvers import Conjugate, Exact
 
 RHO, GAMMA = 0.5, 0.2  # unequal, so that every round of every client leaves its mark
@@ -45,13 +46,13 @@ class Federation:
     def node(self, k: int, **changes: Any) -> tuple[Any, dict[str, Any]]:
         """The app and the configuration of site k; `changes` are arguments of `client_app`."""
         losses = lambda node: Conjugate(Diagonal(), self.c[[int(node["data"])]])
-        app = client_app(**{"losses": losses, "method": self.method, "device": "cpu", **changes})
+        app = client_app(**{"losses": losses, "device": "cpu", **changes})
         return app, {"client-id": str(k), "data": k, "state-dir": str(self.path / f"site{k}")}
 
     def server(self, rounds: int, min_clients: int = 1, **changes: Any) -> BayesianADMM:
-        settings = {"prior": self.prior, "method": self.method, "experiment": "e", "out": self.out}
-        policy = changes.pop("policy", Policy(min_clients=min_clients, wait=100, timeout=50, grace=10))
-        return BayesianADMM(rounds=rounds, policy=policy, **{**settings, **changes})
+        policy = Policy(min_clients=min_clients, wait=100, timeout=50, grace=10)
+        given = {"prior": self.prior, "method": self.method, "experiment": "e", "out": self.out, "policy": policy}
+        return BayesianADMM(rounds=rounds, **nested({**given, **changes}))
 
     def run(self, rounds: int, between: Between | None = None, **changes: Any) -> BayesianADMM:
         """Start a server, or go on after the last one."""
@@ -101,6 +102,22 @@ class Federation:
 
     def pooled(self, *without: int) -> torch.Tensor:
         return self.prior + self.c.sum(0) - self.c[list(without)].sum(0)
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `BayesianADMM` from flat ones: its settings, those of its policy and those of its network."""
+    sections = settings.split(flat)
+    of_policy = {field.name: flat[field.name] for field in fields(Policy) if field.name in flat}
+    of_network = {name: flat[name] for name in ("scale", "trainable") if name in flat}
+    rest = {
+        name: value
+        for name, value in flat.items()
+        if name not in settings.flat_kinds() and name not in of_policy and name not in of_network
+    }
+    if of_network:
+        rest["model"] = Network(rest["model"], **of_network)
+    policy = replace(rest.pop("policy", Policy()), **of_policy)
+    return {**rest, "local": sections["training"], "evaluation": sections["evaluation"], "policy": policy}
 
 
 def oracle(prior: Any, c: Any, log: Iterable[Any]) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fedapp
+import flat
 import pytest
 import torch
 from cluster import Cluster, real
@@ -12,9 +13,8 @@ from deployed import Deployed
 from problems import normal, rng
 from safetensors.torch import load_file, save_file
 
-import fedual
-from fedual import admm
-from fedual.runs import RunDirectory
+from fedual import algorithm
+from fedual.rundir import RunDirectory
 from fedual.solvers import Linear
 
 pytestmark = real
@@ -35,10 +35,10 @@ def sites(tmp_path: Path, cluster: Cluster) -> Deployed:
 BOTH = ["0", "1"]
 
 
-BRIEF = pytest.mark.brief  # a representative part, which `make test` runs
+BRIEF = pytest.mark.brief  # the one deployment that `make test` runs
 
 
-@pytest.mark.parametrize("moment", ["before", pytest.param("after", marks=BRIEF)])
+@pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_killed_serverapp(sites: Deployed, moment: str):
     """The same command again goes on after the last round that counted; what was answered meanwhile did not."""
     place = f"{moment}.1.2"
@@ -66,15 +66,16 @@ def test_a_killed_superlink(sites: Deployed):
 
 @pytest.mark.parametrize("moment", ["before", pytest.param("after", marks=BRIEF)])
 def test_a_killed_supernode_that_comes_back(sites: Deployed, moment: str):
+    """Two registered sites train in processes of their own; one dies in round 2 and is back for round 3."""
     place = f"{moment}.1.2"
-    run = sites.held(place, rounds=4)
+    run = sites.held(place, rounds=3)
     sites.cluster.kill_node(1)
     sites.release(place)
+    run.saw("round 2: ", timeout=240)  # a node that is back before Flower has missed it would hold the round up
     sites.cluster.start_node(1)
     assert run.wait(timeout=180) == "finished:completed", run.log()
-    assert sites.counted[:2] == [BOTH, ["0"]]
+    assert sites.counted == [BOTH, ["0"], BOTH]
     assert "its app failed" in sites.left_out(2)["1"]
-    assert sites.counted[-1] == BOTH
     sites.agrees()
 
 
@@ -92,7 +93,6 @@ def test_a_killed_superlink_and_supernode(sites: Deployed):
     sites.agrees()
 
 
-@BRIEF
 def test_clients_that_fail_before_and_after_their_save_and_are_killed(sites: Deployed):
     (sites.stage / "raise.before.1.2").touch()
     (sites.stage / "raise.after.0.3").touch()
@@ -176,17 +176,18 @@ def examples(method: str, num: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def has_the_simulators_posterior(cluster: Cluster, folder: Path, method: str, num: int) -> None:
-    rounds, data = 5, examples(method, num)
+    rounds, data = 4, examples(method, num)
     tensors = {f"{name}{k}": value for k, pair in enumerate(data) for name, value in zip("xy", pair, strict=True)}
     if method in fedapp.NETWORKS:
-        expected = fedual.fit(fedapp.mlp(), data, method, rounds, device="cpu", **fedapp.LOCAL).server
+        expected = flat.fit(fedapp.mlp(), data, method, rounds, device="cpu", **fedapp.LOCAL).server
     else:
         rule = fedapp.GLM[method]
         losses = Linear.from_clients("binomial", data)
         tensors["prior"] = rule.family.natural(normal((3,), 5) / 10)  # type: ignore[attr-defined]
-        expected = admm.init(rule, tensors["prior"], num)
+        state = algorithm.init(rule, tensors["prior"], num)
         for _ in range(rounds):
-            expected, _ = admm.step(rule, expected, losses)
+            state, _ = algorithm.step(rule, state, losses)
+        expected = state.server
         assert (expected.lam_g - tensors["prior"]).norm() > 0.1
     save_file(tensors, folder / "problem.safetensors")
     (folder / "stage").mkdir()
@@ -203,7 +204,7 @@ def has_the_simulators_posterior(cluster: Cluster, folder: Path, method: str, nu
 METHODS = [*fedapp.GLM, *fedapp.NETWORKS]
 
 
-@pytest.mark.parametrize("method", [*fedapp.GLM, pytest.param("ivon-admm", marks=BRIEF), "feddyn"])
+@pytest.mark.parametrize("method", METHODS)
 def test_two_sites_have_the_simulators_posterior(cluster: Cluster, tmp_path: Path, method: str):
     has_the_simulators_posterior(cluster, tmp_path, method, 2)
 

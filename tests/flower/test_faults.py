@@ -11,7 +11,7 @@ from fedual.errors import FedualError
 from fedual.flower import roster, site
 from fedual.flower.ledger import Ledger
 from fedual.flower.vault import Vault
-from fedual.runs import RunDirectory, files
+from fedual.rundir import RunDirectory, atomic
 
 pytestmark = pytest.mark.usefixtures("clock")
 ROUNDS = 6
@@ -133,7 +133,7 @@ def test_a_client_that_is_killed_while_it_saves(sites, monkeypatch, moment):
 
 
 def test_a_full_disk_at_a_client(sites, monkeypatch):
-    write, bad = files.write, []
+    write, bad = atomic.write, []
 
     def full(path, content):
         if bad:
@@ -147,7 +147,7 @@ def test_a_full_disk_at_a_client(sites, monkeypatch):
         finally:
             bad.clear()
 
-    monkeypatch.setattr(files, "write", full)
+    monkeypatch.setattr(atomic, "write", full)
     sites.run(ROUNDS, between)
     assert sites.counted == everybody_but()
     assert "No space left on device" in left_out(sites, BAD)["1"]

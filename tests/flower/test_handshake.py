@@ -5,12 +5,13 @@ import math
 
 import pytest
 import torch
-from federation import EXACT, Federation, is_train
+from federation import Federation, is_train
 from flwr.app import Message
 from torch import nn
 
 from fedual.errors import FedualError, InputError
 from fedual.flower import Policy, client_app, wire
+from fedual.networks import Network
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -41,9 +42,8 @@ OTHERS = {  # what a site has, what the server has: a model, and settings
     "frozen weights": (lambda: frozen(1.0), {}, lambda: frozen(2.0), {}, "its model is "),
     "labels": (small, {"about": {"labels": "a,b"}}, small, {"about": {"labels": "b,a"}}, "its labels is a,b"),
     "unsaid labels": (small, {}, small, {"about": {"labels": "b,a"}}, "its labels is None, the server's b,a"),
-    "scale": (small, {"scale": 255.0}, small, {}, "its scale is 255.0, the server's None"),
+    "scale": (lambda: Network(small(), scale=255.0), {}, small, {}, "its scale is 255.0, the server's None"),
     "loss": (small, {"loss": "mse"}, small, {}, "its loss is mse, the server's cross_entropy"),
-    "method": (small, {"method": EXACT}, small, {}, "its method is Method.*, the server's None"),
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cluster import HOST, Cluster, free_ports, real, wait_for
 
-from fedual.runs import RunDirectory
+from fedual.rundir import RunDirectory
 
 pytestmark = real
 PAGE = Path(__file__).parents[2] / "docs/how-to/deploy.md"

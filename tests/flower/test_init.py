@@ -34,7 +34,7 @@ def test_the_flower_app_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytes
     spec.loader.exec_module(app)
     nodes = {"partition-id": 0, "num-partitions": 2, "state-dir": str(tmp_path / "state")}
     grid = Here({k: (app.client, {**nodes, "partition-id": k}) for k in range(2)})
-    app.main(grid, Context(1, 1, {}, RecordDict(), {**about["tool"]["flwr"]["app"]["config"], "rounds": 2}))
+    app.main(grid, Context(1, 1, {}, RecordDict(), {**about["tool"]["flwr"]["app"]["config"], "rounds": 1}))
     digits = data.load("digits")
     found = Posterior.load(tmp_path / "runs" / "digits" / "posterior.safetensors", app.model())
     guessed = found.predict(digits.x_test).probabilities.argmax(1)  # type: ignore[union-attr]

@@ -1,23 +1,29 @@
 """Around the rounds: evaluation at the server and at the sites, the posterior's file, resuming, and what is refused."""
 
+import json
 import re
 from typing import Any
 
+import flat
 import pytest
 import torch
-from federation import Federation
+from federation import Federation, nested
 from problems import normal, rng
 from torch import nn
 from torch.testing import assert_close
 
-import fedual
+from fedual import methods
+from fedual.algorithm import Method
 from fedual.errors import DataError, FedualError, InputError
-from fedual.evaluate import evaluate
 from fedual.families import Diagonal
-from fedual.flower import BayesianADMM, Policy, client_app, folder
+from fedual.flower import BayesianADMM, Policy, client_app, run_folder
 from fedual.flower.ledger import Ledger
+from fedual.methods import MethodSpec
+from fedual.metrics import evaluate
+from fedual.networks import Network
 from fedual.posterior import Posterior, Prediction
-from fedual.solvers import Network
+from fedual.rundir.old_config import CONFIG_VERSION
+from fedual.settings import Evaluation, LocalTraining
 
 pytestmark = pytest.mark.usefixtures("clock")
 LOCAL: dict[str, Any] = {"batch_size": 8, "local_epochs": 1, "seed": 1}
@@ -53,7 +59,7 @@ def test_figures_at_the_server_are_those_of_fit(sites):
     test = examples(40, 7)
     server = sites.run(3, **network(test=test, samples=4))
     clients = [examples(10 * (k + 1), k) for k in range(3)]
-    run = fedual.fit(model(), clients, "ivon-admm", 3, test=test, samples=4, device="cpu", **LOCAL)
+    run = flat.fit(model(), clients, "ivon-admm", 3, test=test, samples=4, device="cpu", **LOCAL)
     for ours, theirs in zip(server.history, run.history, strict=True):
         for key in ("accuracy", "nll", "ece", "brier", "accuracy_mc", "nll_mc", "ece_mc"):
             assert ours[key] == pytest.approx(theirs[key], rel=1e-9, abs=1e-12)
@@ -109,12 +115,53 @@ def test_a_run_that_is_done_needs_no_clients_and_one_with_more_rounds_goes_on(si
     assert torch.equal(half.run(4, **network()).ledger.server.lam_g, whole)
 
 
+def test_the_config_has_the_method_as_data_and_every_round_its_temperature(sites):
+    server = sites.run(2, **network(method=methods.spec("ivon-admm", rho=0.7), local_epochs=2))
+    stored = json.loads((sites.out / "config.json").read_text())
+    assert stored["version"] == CONFIG_VERSION
+    assert stored["method"] == {"version": 1, "name": "ivon-admm", "settings": {"rho": 0.7}}
+    assert MethodSpec.from_dict(stored["method"]) == server.spec
+    assert LocalTraining.from_dict(stored["training"]) == server.local
+    assert Evaluation.from_dict(stored["evaluation"]) == server.evaluation
+    assert server.resolved.rho == 0.7
+    assert [record["tau"] for record in server.history] == [server.resolved.tau] * 2
+    assert server.posterior.tau == server.resolved.tau == 8e-9 * 60  # the rule of `fedual.defaults` with 60 examples
+
+
+def test_the_config_of_a_method_of_plain_numbers_has_them(tmp_path):
+    sites = Federation(tmp_path)
+    sites.run(1)
+    stored = json.loads((sites.out / "config.json").read_text())
+    assert Method.from_dict(stored["method"]) == sites.method
+
+
+def test_a_run_of_an_older_fedual_is_refused_with_the_way_out_and_left_as_it_was(tmp_path):
+    sites = Federation(tmp_path)
+    sites.run(2)
+    config = json.loads((sites.out / "config.json").read_text())
+    old = {key: value for key, value in config.items() if key != "version"}
+    old["method"] = "Method(family=Diagonal(), solver=Exact(), dual=Natural(gamma=2/K/L), rho=20/K)"
+    (sites.out / "config.json").write_text(json.dumps(old))
+    before = {path.name: path.read_bytes() for path in sites.out.iterdir()}
+    with pytest.raises(InputError, match=r"that another fedual started .*: finish it with .*, or choose another exper"):
+        sites.run(3)
+    assert {path.name: path.read_bytes() for path in sites.out.iterdir()} == before
+
+
+def test_the_server_evaluates_in_every_nth_round_and_in_the_last(sites):
+    server = sites.run(3, **network(test=examples(20, 7), samples=2, evaluate_every=2))
+    assert ["accuracy" in record for record in server.history] == [False, True, True]
+
+
 OTHER = {
     "seed": ({"seed": 2}, "a run with seed = 1, not 2"),
-    "method": ({"method": "fedavg"}, "a run with method = "),
-    "settings": ({"settings": {"rho": 0.7}}, "a run with method = "),
+    "method": ({"method": "fedavg"}, r"a run with method\.name = \"ivon-admm\", not \"fedavg\""),
+    "settings": (
+        {"method": methods.spec("ivon-admm", rho=0.7)},
+        r"a run with method\.settings\.rho = nothing, not 0\.7",
+    ),
     "payload": ({"payload": "int8"}, 'a run with payload = "full", not "int8"'),
-    "participation": ({"participation": 0.5}, "a run with participation = 1.0, not 0.5"),
+    "participation": ({"participation": 0.5}, r"a run with training\.participation = 1.0, not 0.5"),
     "labels": ({"about": {"labels": "a"}}, r"a run with facts\.labels = nothing"),
 }
 
@@ -137,14 +184,14 @@ def test_another_prior_is_refused_when_a_run_goes_on(tmp_path):
     sites = Federation(tmp_path)
     sites.run(1)
     sites.prior = 2 * sites.prior
-    with pytest.raises(InputError, match="of a run with another prior: choose another experiment"):
+    with pytest.raises(InputError, match="belongs to a run with another prior: choose another experiment"):
         sites.server(2).start(sites.grid)  # type: ignore[arg-type]
 
 
 def test_two_servers_in_one_folder_are_refused_and_the_first_is_not_disturbed(tmp_path):
     sites = Federation(tmp_path)
     first = sites.server(2)
-    with folder.opened(sites.out, first.config, first.ledger):
+    with run_folder.opened(sites.out, first.config, first.ledger):
         before = {path.name: path.read_bytes() for path in sites.out.iterdir()}
         with pytest.raises(InputError, match="is in use by another server: stop it first"):
             sites.run(9)
@@ -162,7 +209,7 @@ def test_files_that_are_lost_or_damaged_are_not_made_up(tmp_path):
     with pytest.raises(DataError, match=r"server\.safetensors is missing: restore the file"):
         sites.run(3)
     file.write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match=r"is no checkpoint of a server .*: restore the file"):
+    with pytest.raises(DataError, match=r"is not the checkpoint of a server .*: restore the file"):
         sites.run(3)
     file.write_bytes(content)
     sites.run(3)
@@ -172,7 +219,7 @@ def test_files_that_are_lost_or_damaged_are_not_made_up(tmp_path):
 def test_a_record_is_on_the_disk_before_its_round_counts_and_that_before_the_next_message(tmp_path, monkeypatch):
     sites, events = Federation(tmp_path, num=1), []
     save = Ledger.save
-    monkeypatch.setattr(folder, "sync", lambda path: events.append(path.name))
+    monkeypatch.setattr(run_folder, "sync", lambda path: events.append(path.name))
     monkeypatch.setattr(Ledger, "save", lambda self, path: (save(self, path), events.append(path.name)))
 
     def between(node, message, answer):
@@ -211,7 +258,7 @@ WRONG = {
 def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path, what):
     change, reason = WRONG[what]
     with pytest.raises(InputError, match=re.escape(reason)):
-        BayesianADMM(**{"model": model(), "experiment": "e", "out": tmp_path / "out", **change})
+        BayesianADMM(**nested({"model": model(), "experiment": "e", "out": tmp_path / "out", **change}))
     assert not (tmp_path / "out").exists()
 
 

@@ -19,7 +19,7 @@ from vaults import answer, file, number, read, rows
 from fedual.errors import InputError
 from fedual.flower import vault as module
 from fedual.flower.vault import StateLost, opened
-from fedual.runs import files
+from fedual.rundir import atomic
 
 # What happens, as in the table of events: every sequence ends with what the client goes on from.
 
@@ -222,10 +222,10 @@ def dying(moment: str | None) -> Iterator[None]:
 
     where = {
         "before put": patch.object(module.Vault, "put", die),
-        "write": patch.object(files, "write", half),
+        "write": patch.object(atomic, "write", half),
         "fsync": patch.object(os, "fsync", die),
         "rename": patch.object(os, "replace", die),
-        "after": patch.object(files, "sync", die),
+        "after": patch.object(atomic, "sync", die),
     }
     if moment is None:
         yield
@@ -266,7 +266,7 @@ def test_a_kill_at_any_line_leaves_the_rows_that_counted(tmp_path: Path, monkeyp
 
 def killed_at(count: int, child: Callable[[], object]) -> bool:
     """Run a function in a copy of this process that is killed at the `count`-th line; whether it came so far."""
-    sources = (module.__file__, files.__file__)
+    sources = (module.__file__, atomic.__file__)
     left = count
 
     def trace(frame, event, argument):

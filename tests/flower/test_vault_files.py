@@ -19,13 +19,13 @@ from vaults import answer, file, number, read, rows
 from fedual.errors import DataError, InputError
 from fedual.flower import vault as module
 from fedual.flower.vault import StateLost, opened
-from fedual.runs import files
+from fedual.rundir import atomic
 
-# Disks and files.
+# Disks and atomic.
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES])
-@pytest.mark.parametrize(("owner", "name"), [(files, "write"), (os, "fsync"), (os, "replace")])
+@pytest.mark.parametrize(("owner", "name"), [(atomic, "write"), (os, "fsync"), (os, "replace")])
 def test_a_disk_that_takes_no_more_keeps_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, code: int
 ):
@@ -67,7 +67,7 @@ def test_no_room_for_the_first_file_leaves_none(tmp_path: Path, monkeypatch: pyt
     def fail(*arguments: object):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(files, "write", fail)
+    monkeypatch.setattr(atomic, "write", fail)
     with pytest.raises(DataError, match="No space left"), opened(tmp_path, "trial", "site-1"):
         pass
     assert not list(tmp_path.glob("*.safetensors*"))

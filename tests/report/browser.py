@@ -1,4 +1,4 @@
-"""Chromium as a test sees it: over its debugging pipe, without a port and without another package."""
+"""Control Chromium over its debugging pipe, without a port and without another package."""
 
 import base64
 import json
@@ -62,7 +62,7 @@ class Tab:
             self.events.append(self.receive())
 
     def value(self, expression: str) -> Any:
-        """What an expression is on the page."""
+        """The value of an expression on the page."""
         return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def seen(self, *methods: str) -> list[dict[str, Any]]:
@@ -73,13 +73,13 @@ class Tab:
         """The whole page, or its top, as a PNG file."""
         size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"], "scale": 1}
-        found = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-        path.write_bytes(base64.b64decode(found["data"]))
+        shot = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+        path.write_bytes(base64.b64decode(shot["data"]))
 
 
 @contextmanager
 def browser(profile: Path) -> Iterator[Tab]:
-    """A tab of a Chromium of its own, which ends with it."""
+    """A tab of a new Chromium process, which ends with the context."""
     assert CHROMIUM
     (theirs, commands), (answers, ours) = os.pipe(), os.pipe()
     command = ["bash", "-c", OPEN_FDS, "bash", str(theirs), str(ours), CHROMIUM]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Tab, browser
-from folders import record, written
+from folders import METHOD, record, written
 from PIL import Image
 
 from fedual.report import write
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not instal
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory: pytest.TempPathFactory):
-    with browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
+    with browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("runs")
     figures = lambda n: {"nll_mc": 0.9 / n, "accuracy_mc": 1 - 0.5 / n, "ece_mc": 0.1 / n}
     runs = [
-        written(folder / name, [record(n, 1 / n, **figures(n)) for n in range(1, 13)], scenario={"method": name})
+        written(folder / name, [record(n, 1 / n, **figures(n)) for n in range(1, 13)], method={**METHOD, "name": name})
         for name in ("ivon-admm", "a-method-with-a-name-that-is-much-longer-than-any-phone-is-wide-<b>")
     ]
     kept = {"shape": [8, 8], "dtype": "uint8", "sizes": [9, 4, 6], "labels": [[4, 5], [4, 0], [1, 5]]}
@@ -34,7 +34,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def brightness(path: Path) -> float:
-    """Of a picture, from 0 to 1."""
+    """The mean brightness of a picture, from 0 to 1."""
     histogram = Image.open(path).convert("L").histogram()
     return sum(level * count for level, count in enumerate(histogram)) / 255 / sum(histogram)
 

@@ -1,21 +1,23 @@
 import html.parser
 import json
 import re
+import sys
 import webbrowser
 from pathlib import Path
 from typing import Any
 
+import flat
 import pytest
 import torch
 from folders import METHOD, POINT, record, written
 from typer.testing import CliRunner
 
-import fedual
 from fedual.cli import build
 from fedual.errors import DataError, InputError
 from fedual.report import write
-from fedual.report.markup import VOID
+from fedual.report.run_data import RunData, setting
 
+VOID = {"meta", "img", "input", "br"}
 HOSTILE = '<script>alert("x")</script>\'&'
 
 
@@ -70,7 +72,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
     for method in ("ivon-admm", "fedavg"):
-        fedual.fit(model, sites, method, 2, test=test, scale=16, local_epochs=1, device="cpu", out=folder / method)
+        flat.fit(model, sites, method, 2, test=test, scale=16, local_epochs=1, device="cpu", out=folder / method)
     return folder
 
 
@@ -80,7 +82,7 @@ def test_a_run_from_top_to_bottom(trained: Path):
     assert re.findall("<h2>(.*?)</h2>", content) == [
         "What was run",
         "Verdict",
-        "Last figures",
+        "Last metrics",
         "Curves",
         "Residuals",
         "Clients",
@@ -95,6 +97,69 @@ def test_a_run_from_top_to_bottom(trained: Path):
     assert page.tags.count("img") == 24
     assert page.attributes.count(("role", "img")) == 3 + 3 + 1 + 2 + 2
     assert "3 clients have 7 to 20 examples, 39 in all" in page.text
+
+
+def test_a_default_run_names_its_method_temperature_settings_and_sites(tmp_path: Path):
+    method = {**METHOD, "tau": 1.149e-05}
+    page = read(written(tmp_path / "run", [record(1, 0.5)], method=method, sites=["Oslo", "<Bern>"], clients=2))
+    assert "A federated run: ivon-admm · fedual" in page.text  # the title; the heading follows
+    assert page.text.count("A federated run: ivon-admm") == 2
+    lead = "ivon-admm, tempered, τ = 1.15e-05: every example counts 87,000 times; seed 0, round 1 of 1"
+    assert lead in page.text
+    assert "SitesOslo, <Bern>" in page.text
+    settings = "solver IVON, solver.lr RoundRate, solver.lr.first 0.03, solver.lr.decay 0.5, solver.samples 1"
+    assert f"family Diagonal, {settings}, dual Natural, dual.gamma 0.03, server Blend, rho 0.3" in page.text
+    assert "mean_loss no" in page.text
+    assert "Local trainingbatch_size 32, local_epochs 5, schedule harmonic, decay 1" in page.text
+
+
+def test_settings_are_read_from_groups_and_from_the_top():
+    nested = {"training": {"batch_size": 8}, "evaluation": {"samples": None}, "samples": 3}
+    assert setting(nested, "batch_size") == setting({"batch_size": 8, "training": 3}, "batch_size") == 8
+    assert setting(nested, "samples", 7) is None
+    assert setting(nested, "chunk", 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "words"),
+    [
+        ({}, "ivon-admm", "τ = 1: every example counts once"),
+        ({"name": "", "tau": 0.02}, "IVON with Natural duals", "τ = 0.02: every example counts 50 times"),
+        ({"tau": 4}, "ivon-admm", "τ = 4: every example counts 0.25 times"),
+        ({"tau": "8e-09*N*L*L"}, "ivon-admm", ""),
+        ({"family": {"type": "FixedPrecision"}, "tau": 0.1}, "ivon-admm", ""),
+        ({"name": None, "solver": None}, "unknown method", "τ = 1: every example counts once"),
+    ],
+)
+def test_methods_and_temperatures(change: dict[str, Any], name: str, words: str):
+    run = RunData(Path(), {"method": METHOD | change}, {}, [])
+    assert (run.method, run.temperature) == (name, words)
+
+
+def test_a_method_that_is_still_a_text_is_shown_as_it_is(tmp_path: Path):
+    text = "Method(family=Diagonal(), solver=IVON(lr=0.03, clip=0.06·a), tau=0.1)"
+    page = read(written(tmp_path / "run", [record(1, 0.5)], method=text))
+    assert f"A federated run: {text}" in page.text
+
+
+def test_several_runs_name_their_methods_and_temperatures(tmp_path: Path):
+    a = written(tmp_path / "a", [record(1, 0.5)], method={**METHOD, "tau": 0.02})
+    b = written(tmp_path / "b", [record(1, 0.4)], method=POINT)
+    page = read(a, b, out=tmp_path / "out.html")
+    assert "2 runs: ivon-admm, fedavg" in page.text
+    assert re.search(r"ivon-admm\s*Too short to say\s*0.02\s*1 of 1\s*1.5 kB", page.text)
+    assert re.search(r"fedavg\s*Too short to say\s*–\s*1 of 1", page.text)
+
+
+def test_many_sites_are_counted(tmp_path: Path):
+    page = read(written(tmp_path / "run", [record(1, 0.5)], sites=[f"site-{n}" for n in range(20)]))
+    assert "site-10, site-11 and 8 more" in page.text
+
+
+def test_jinja2_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(InputError, match=r"A report needs jinja2, which is missing: pip install 'fedual\[cli\]'"):
+        write([written(tmp_path / "run", [record(1)])])
 
 
 def test_it_is_the_same_twice(trained: Path, tmp_path: Path):
@@ -126,9 +191,8 @@ def test_several_runs_share_plots_and_fold_the_rest(trained: Path, tmp_path: Pat
 
 
 def test_runs_are_told_apart_and_unlike_test_sets_are_said(tmp_path: Path):
-    told = {"scenario": {"name": "digits", "method": "fedavg"}}
-    a = written(tmp_path / "a", [record(1, 0.5)], seed=3, test="aa", **told)
-    b = written(tmp_path / "b", [record(1, 0.4)], seed=4, test="bb", **told)
+    a = written(tmp_path / "a", [record(1, 0.5)], seed=3, test="aa", method=POINT)
+    b = written(tmp_path / "b", [record(1, 0.4)], seed=4, test="bb", method=POINT)
     page = read(a, b, out=tmp_path / "out.html")
     assert "fedavg, seed 3" in page.text
     assert "fedavg, seed 4" in page.text
@@ -137,7 +201,7 @@ def test_runs_are_told_apart_and_unlike_test_sets_are_said(tmp_path: Path):
 
 def test_a_run_without_a_test_set(tmp_path: Path):
     page = read(written(tmp_path / "run", [record(1), record(2)]))
-    for said in ("No test set", "No round has figures", "does not say", "no class predictions"):
+    for said in ("No test set", "No round was evaluated", "does not say", "no class predictions"):
         assert said in page.text
     assert page.attributes.count(("role", "img")) == 1  # residuals
 
@@ -147,7 +211,7 @@ def test_a_regression(tmp_path: Path):
     x = [torch.randn(n, 3, generator=generator) for n in (10, 8, 20)]
     sites = [(a, a.sum(-1)) for a in x]
     out = tmp_path / "run"
-    fedual.fit(torch.nn.Linear(3, 1), sites[:2], rounds=2, loss="mse", test=sites[2], local_epochs=1, out=out)
+    flat.fit(torch.nn.Linear(3, 1), sites[:2], rounds=2, loss="mse", test=sites[2], local_epochs=1, out=out)
     page = read(out)
     last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
     assert f"{last['rmse_mc']:.3f}" in page.text
@@ -203,7 +267,7 @@ def test_many_rounds_and_clients_stay_small(tmp_path: Path):
     kept = {"shape": [2], "dtype": "float32", "sizes": [sum(one) for one in labels], "labels": labels}
     (folder / "clients.json").write_text(json.dumps(kept))
     page = read(folder)
-    assert "Drawn is one in 10" in page.text
+    assert "The plots show one client in 10" in page.text
     assert page.tags.count("rect") <= 2 * 100 * 3
     assert page.tags.count("circle") == 0
     assert (folder / "report.html").stat().st_size < 400_000

@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from fedual.evaluate import ece
-from fedual.report import sections
-from fedual.report.examples import SIDE, pictures, png, unsure
-from fedual.report.sections import BINS, _ranges, reliability
-from fedual.report.seen import Seen
-from fedual.runs.evidence import Evidence
+from fedual.metrics import ece
+from fedual.report import elements, sections, templates
+from fedual.report.elements import Section
+from fedual.report.run_data import RunData
+from fedual.report.sections import BINS, SIDE, _ranges, pictures, png, reliability, uncertain
+from fedual.rundir.artifacts import Evidence
 
 
 def predictions(count: int = 400, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,28 +98,36 @@ def evidence(inputs: torch.Tensor) -> Evidence:
     return Evidence(torch.tensor([0, 0, 0]), probabilities, entropy, 0.5 * entropy, shown, inputs[shown])
 
 
-def test_cards_say_what_is_true_and_what_was_taken_for_it():
-    html = unsure(evidence(torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(1))), None, ["cat", "dog"])
+def doubts(inputs: torch.Tensor) -> Section:
+    return uncertain(RunData(Path(), {"classes": ["cat", "dog"]}, {}, []), evidence(inputs))
+
+
+def test_cards_say_what_is_true_and_what_was_predicted():
+    section = doubts(torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(1)))
+    html = str(templates().get_template("macros.html").module.section(section, elements))
     assert html.count("<img") == 3
     assert html.count("card wrong") == 1  # example 0, taken for class 1
     assert "cat, not dog" in html
-    assert "80% sure of dog" in html
+    assert "80.0% sure of dog" in html
     assert html.index("test example 1") < html.index("test example 0") < html.index("test example 2")
 
 
 def test_inputs_that_are_no_images_have_a_table():
-    html = unsure(evidence(torch.zeros(3, 2)), None, ["cat", "dog"])
+    section = doubts(torch.zeros(3, 2))
+    assert not section.cards
+    assert section.tables[0].rows[0] == [1, "cat", "cat", "50.0%", "0.693", "0.347"]
+    html = str(templates().get_template("macros.html").module.section(section, elements))
     assert "<img" not in html
+    assert "<details open>" in html
     assert "<td>80.0%</td><td>0.500</td><td>0.250</td>" in html
 
 
 def test_clients_and_classes_have_names_where_the_config_has_them():
-    clients = {"sizes": [3, 4], "labels": [[1, 2], [4, 0]]}
-    named = Seen(Path(), {"classes": ["cat", "dog"], "sites": ["north", "<south>"]}, {}, [], clients)
-    html = sections.clients(named)
-    assert "north: 2 of dog" in html
-    assert "&lt;south&gt;: 4 of cat" in html
-    assert "client 1: 4 of class 0" in sections.clients(replace(named, config={"classes": ["cat"]}))
+    run = RunData(Path(), {"classes": ["cat", "dog"], "sites": ["north", "<south>"]}, {}, [])
+    known = {"sizes": [3, 4], "labels": [[1, 2], [4, 0]]}
+    tips = lambda run: [bar.tip for bar in sections.clients(run, known).plots["clients"][0].bars]
+    assert tips(run) == ["north: 1 of cat", "north: 2 of dog", "<south>: 4 of cat"]
+    assert tips(replace(run, config={"classes": ["cat"]}))[-1] == "client 1: 4 of class 0"
 
 
 def test_ranges():

@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 from folders import METHOD, POINT, record, written
 
-from fedual.report.seen import method_parts, read
+from fedual.report.run_data import read
 from fedual.report.verdict import Remark, absences, verdict
-from fedual.runs import evidence
+from fedual.rundir import artifacts
 
 
 def judged(tmp_path: Path, history: list[dict[str, Any]], **config: Any) -> dict[str, Remark]:
@@ -67,7 +67,7 @@ def test_a_run_that_ended_early_was_stopped_or_says_why_it_could_not_go_on(tmp_p
     folder = written(tmp_path / "run", falling(0.0), rounds=40)
     (folder / "posterior.safetensors").touch()
     assert verdict(read(folder))[0].head == "Stopped early"
-    evidence.write_end(folder, "Round 17 diverged: lower lr.")
+    artifacts.write_end(folder, "Round 17 diverged: lower lr.")
     assert verdict(read(folder))[0] == ("bad", "Diverged", "Round 17 diverged: lower lr.")
 
 
@@ -102,7 +102,7 @@ def test_sites_left_out_have_names_and_reasons(tmp_path: Path):
     remark = next(one for one in verdict(read(folder)) if one.head == "Clients left out")
     assert remark.kind == "bad"
     assert "Oslo 3 times (no reply in time), Rome once" in remark.text
-    assert "In 2 rounds nobody counted" in remark.text
+    assert "In 2 rounds no update counted" in remark.text
 
 
 def test_shortened_steps(tmp_path: Path):
@@ -112,13 +112,19 @@ def test_shortened_steps(tmp_path: Path):
 
 
 def test_tempered_and_point(tmp_path: Path):
-    found = judged(tmp_path, [record(1)], method=METHOD.replace("tau=1.0", "tau=0.02"))
-    assert "every example 50 times" in found["Tempered"].text
-    assert "A point" in judged(tmp_path / "point", [record(1)], method=POINT)
+    found = judged(tmp_path, [record(1)], method={**METHOD, "tau": 0.02})
+    assert found["Tempered"].text.startswith("τ = 0.02: every example counts 50 times, so q_g is surer")
+    assert "Tempered" not in judged(tmp_path / "plain", [record(1)])
+    point = judged(tmp_path / "point", [record(1)], method=POINT)
+    assert "A point" in point
+    assert "Tempered" not in point  # although its τ is below 1: a mean has no spread
 
 
-def test_a_method_is_parsed_and_not_run():
-    assert method_parts(METHOD)["solver.lr"] == 0.03
-    assert method_parts("Method(a=__import__('os').abort(), b=print, tau=1)") == {"a": "?", "tau": 1}
-    assert method_parts("Method(") == {}
-    assert method_parts("tau") == {}
+def test_a_run_that_diverged_in_its_last_round_has_not_settled(tmp_path: Path):
+    lost = judged(tmp_path, [*falling(0.0), record(17, nll=None)])
+    assert list(lost) == ["Diverged"]
+
+
+def test_simulated_clients_have_their_sites_names(tmp_path: Path):
+    found = judged(tmp_path, [record(1, refused=1, refused_clients=[1])], sites=["Bern", "Oslo"], clients=2)
+    assert "Oslo once (its update left the domain)" in found["Clients left out"].text

@@ -9,23 +9,27 @@ import torch
 from problems import normal, rng
 from torch import nn
 
-from fedual import admm, methods
-from fedual.contracts import Subproblem
+from fedual import methods
+from fedual.algorithm import Broadcast, ClientState, Subproblem, client_step, total
 from fedual.errors import InputError
 from fedual.families import Diagonal, Isotropic
 from fedual.solvers import IVON
+from fedual.solvers.stepper import Batches
+
+N = 40.0
 
 
-class Quadratic:
+class Quadratic(Batches):
     """Two clients' batches: ∇ = A_t θ − b_t, another A_t and b_t in every step."""
 
-    def __init__(self, dim=5, steps=30, clients=2, noise_seed=7):
+    def __init__(self, dim=5, steps=30, clients: int = 2, noise_seed=7):
         self.root = normal((steps, clients, dim, dim), 1)
         self.b = normal((steps, clients, dim), 2)
-        self.steps, self.num_examples = [steps] * clients, torch.full((clients,), 40.0)
-        self.epsilon = normal((steps, 3, clients, dim), noise_seed)
+        self.steps, self.epsilon = [steps] * clients, normal((steps, 3, clients, dim), noise_seed)
 
-    compile = False
+    @property
+    def num_examples(self):
+        return torch.full((len(self),), N)
 
     def __len__(self):
         return len(self.steps)
@@ -42,7 +46,7 @@ class Quadratic:
 
 
 def problem(losses, eta=None, rho=0.5, tau=0.2, delta=3.0, mean=0.0, start=None, dim=5):
-    """N = 40, so that ess = N/(ρτ) = 400."""
+    """λ = N/(ρτ) = 400 in IVON's letters."""
     family = Diagonal()
     lam_g = family.natural(torch.full((dim,), mean), delta)
     eta = torch.zeros(2, 2, dim) if eta is None else eta
@@ -102,8 +106,7 @@ def printed(losses, eta, start, rho, tau, delta, mean, lr, h0, beta1, beta2, hol
 
     Of the terms of the mean, v − u m + δ (m − m_p) = v − u m_p + (δ − u)(m − m_p), the last may be held at `hold` δ.
     """
-    n = 40.0
-    ess, v, u = n / (rho * tau), tau / n * eta[:, 0], tau / n * (-2 * eta[:, 1])
+    ess, v, u = N / (rho * tau), tau / N * eta[:, 0], tau / N * (-2 * eta[:, 1])
     m, h, g = start.expand(2, -1).clone(), torch.full((2, 5), h0), torch.zeros(2, 5)
     d = torch.full((5,), delta) / ess
     sigma = 1 / (ess * (h + d)).sqrt()
@@ -135,7 +138,8 @@ class Conjugate(Quadratic):
 
     def __init__(self, steps):
         super().__init__(steps=1)
-        self.steps, self.h, self.b = [steps] * 2, torch.rand(2, 5, generator=rng(1)) + 0.5, normal((2, 5), 2)
+        self.steps: list[int] = [steps] * 2
+        self.h, self.b = torch.rand(2, 5, generator=rng(1)) + 0.5, normal((2, 5), 2)
 
     def noise(self, step, sample, like):
         """±1: with two samples the expectations are exact."""
@@ -170,10 +174,12 @@ def test_a_mean_whose_multiplier_outweighs_the_proximal_term_is_held():
     losses.b, wanted = torch.zeros(2, 5), problem(losses, eta, mean=0.4)
     eta[:, 0] = -2 * eta[:, 1] * 0.4  # v = u m_g
     eta[1, :, 2:] = 0
-    method = methods.ivon_admm(rho=0.5, damping=0.1, unit=0.0, solver=IVON(lr=0.05, samples=2, hold=0.5))
-    still = admm.client_update(method, wanted)
-    torch.testing.assert_close(Diagonal().mean(still.lam), torch.full((2, 5), 0.4))
-    assert admm.total(method, wanted, still).guards == (0.0, pytest.approx((1 + 0.4) / 2))
+    method = methods.ivon_admm(rho=0.5, damping=0.1, tau=0.2, solver=IVON(lr=0.05, samples=2, hold=0.5))
+    broadcast = Broadcast(wanted.lam_g)
+    upload, _ = client_step(method, broadcast, ClientState(eta, None, wanted.carry), losses)
+    torch.testing.assert_close(Diagonal().mean(upload.lam), torch.full((2, 5), 0.4))
+    guards = total(method, broadcast, upload, torch.arange(2), 2).guards
+    assert guards == (0.0, pytest.approx((1 + 0.4) / 2))
 
 
 def test_the_precision_stays_positive_whatever_the_curvature():

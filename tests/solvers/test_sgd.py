@@ -7,24 +7,26 @@ import torch
 from problems import normal, rng
 from torch import nn
 
-from fedual.contracts import Subproblem
+from fedual.algorithm import Subproblem
 from fedual.errors import InputError
 from fedual.families import Diagonal, FixedPrecision, Full, Isotropic
 from fedual.solvers import SGD, Conjugate, Laplace
-from fedual.solvers.stochastic import estimate
+from fedual.solvers.stepper import Batches, estimate
 
 DIM, STEPS, SIZES = 5, 25, torch.tensor([40.0, 10.0])
 
 
-class Quadratic:
+class Quadratic(Batches):
     """Two clients' batches of ½ θᵀA_tθ − scale·b_tᵀθ, another A_t and b_t in every step."""
 
     def __init__(self, scale=1.0):
         root = normal((STEPS, 2, DIM, DIM), 1) / 2
         self.a, self.b = root @ root.mT, scale * normal((STEPS, 2, DIM), 2)
-        self.steps, self.num_examples = [STEPS] * 2, SIZES
+        self.steps = [STEPS] * 2
 
-    compile = False
+    @property
+    def num_examples(self):
+        return SIZES
 
     def __len__(self):
         return 2
@@ -219,7 +221,7 @@ def test_bad_settings_are_refused(bad, message):
         (Laplace(), Isotropic(1.0), "needs Diagonal"),
         (Laplace(), Full(), "diagonal precision"),
     ],
-    ids=str,
+    ids=["sgd-diagonal", "sgd-matrix", "norm-vector", "laplace-isotropic", "laplace-full"],
 )
 def test_other_families_are_refused(solver, family, message):
     given = problem(family, Quadratic())

@@ -4,7 +4,7 @@ import pytest
 import torch
 from problems import full_gaussian, logistic, normal, poisson_counts, quadratics, rng
 
-from fedual.contracts import Subproblem
+from fedual.algorithm import Subproblem
 from fedual.errors import DomainError, InputError, NotConvergedError
 from fedual.families import (
     Bernoulli,
@@ -18,7 +18,7 @@ from fedual.families import (
     MonteCarlo,
     check,
 )
-from fedual.solvers import BLR, VON, Conjugate, Exact, Linear, Point, Stack, moments, natural_gradient
+from fedual.solvers import BLR, VON, Conjugate, Exact, Linear, Loss, Point, Stack
 from fedual.solvers.base import derivatives
 
 HERMITE = GaussHermite(30)
@@ -30,8 +30,8 @@ def subproblem(family, losses, lam_g, eta=None, rho=0.8, tau=1.0):
     return Subproblem(family, losses, eta, lam_g, rho, eta.new_full((num,), tau), {})
 
 
-class Hidden:
-    """A loss without the closed forms that `moments` and `natural_gradient` would use."""
+class Hidden(Loss):
+    """A loss without its closed forms: its expectations come from quadrature and automatic differentiation."""
 
     def __init__(self, losses):
         self.losses = losses
@@ -73,7 +73,7 @@ def test_eq57_natural_gradient_from_derivatives_equals_autograd_through_the_mome
     nodes, weight = GaussHermite(40)(2, 0, lam)
     theta = family.place(family.from_expectation(mu), nodes[:, None].expand(-1, 2, 2))
     (by_autograd,) = torch.autograd.grad((weight[:, None] * losses(theta)).sum(), mu)
-    _, found = natural_gradient(family, Hidden(losses), lam, GaussHermite(40))
+    _, found = Hidden(losses).natural_gradient(family, lam, GaussHermite(40))
     if isinstance(family, Full):  # autograd may put the off-diagonal part on either side
         by_autograd[:, 1:] = (by_autograd[:, 1:] + by_autograd[:, 1:].mT) / 2
     torch.testing.assert_close(found, by_autograd, rtol=1e-7, atol=1e-8)
@@ -96,8 +96,8 @@ def test_predictor_space_moments_equal_parameter_space_moments(kind, family):
     if isinstance(family, Full):
         root = normal((2, losses.dim, losses.dim), 10)
         lam = family.natural(normal((2, losses.dim), 9), 6 * torch.eye(losses.dim) + root @ root.mT)
-    ours = moments(family, losses, lam, GaussHermite(20))
-    plain = moments(family, Hidden(losses), lam, GaussHermite(9))
+    ours = losses.moments(family, lam, GaussHermite(20))
+    plain = Hidden(losses).moments(family, lam, GaussHermite(9))
     for a, b in zip(ours, plain, strict=True):
         assert (a is None) == (b is None)
         if a is not None:
@@ -110,7 +110,7 @@ def test_linear_losses_at_a_point_against_torch():
     theta = normal((1, 12), 2)
     known = torch.nn.functional.cross_entropy(x @ theta[0].reshape(4, 3), y, reduction="sum")
     torch.testing.assert_close(losses(theta)[0], known)
-    delta = moments(Full(), losses, Full().natural(theta, 1.0), Delta())
+    delta = losses.moments(Full(), Full().natural(theta, 1.0), Delta())
     plain = derivatives(losses, theta, "full")
     for a, b in zip(delta, plain, strict=True):
         torch.testing.assert_close(a, b)
@@ -300,7 +300,7 @@ class TestRefusals:
         with pytest.raises(InputError, match="needs"):
             Conjugate(family, torch.ones(3, 1, 2))
         with pytest.raises(InputError, match="conjugate to Gamma"):
-            natural_gradient(Diagonal(), Conjugate(family, torch.ones(3, 2, 2)), torch.ones(3, 2, 2), Delta())
+            Conjugate(family, torch.ones(3, 2, 2)).natural_gradient(Diagonal(), torch.ones(3, 2, 2), Delta())
 
     def test_odd_number_of_antithetic_samples(self):
         with pytest.raises(InputError, match="pairs"):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tracked import DIVERGING, CrashError, crash_after, numbers, stop_after, train
+from tracked import DIVERGING, CrashError, crash_after, numbers, same_config, stop_after, train
 
 from fedual.errors import DataError, DivergedError, InputError
 from fedual.trackers import mlflow
@@ -44,8 +44,9 @@ def test_every_figure_of_every_round_and_the_config(uri: str):
     (found,) = stored(uri, "mine")
     assert found.info.status == "FINISHED"
     assert metrics(uri, found.info.run_id) == numbers(run)
-    flat = {key: str(value) for key, value in run.config.items() if key != "note"}
-    assert found.data.params == flat | {"note.long": "x" * 6000, "note.empty": "None"}
+    params = found.data.params
+    assert (params["note.long"], params["training.batch_size"]) == ("x" * 6000, "32")
+    assert same_config(params | {"note.long": "x" * 7000}, run)
 
 
 def test_a_resumed_run_appends_and_no_round_is_there_twice(tmp_path: Path, uri: str):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tracked import DIVERGING, CrashError, crash_after, numbers, stop_after, train
+from tracked import DIVERGING, CrashError, crash_after, numbers, same_config, stop_after, train
 
 from fedual.errors import DivergedError
 from fedual.trackers import tensorboard
@@ -38,8 +38,9 @@ def config(folder: Path) -> dict[str, str]:
 def test_every_figure_of_every_round_and_the_config(tmp_path: Path):
     run = train(tensorboard(tmp_path), description={"mine": {"site": "north", "list": [1, 2]}})
     assert scalars(tmp_path) == single(numbers(run))
-    flat = {key: str(value) for key, value in run.config.items() if key != "mine"}
-    assert config(tmp_path) == flat | {"mine.site": "north", "mine.list": "[1, 2]"}
+    found = config(tmp_path)
+    assert same_config(found, run)
+    assert (found["mine.site"], found["mine.list"], found["training.batch_size"]) == ("north", "[1, 2]", "32")
 
 
 def test_rounds_that_come_again_after_a_crash_are_there_once(tmp_path: Path):

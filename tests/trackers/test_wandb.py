@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 import pytest
-from tracked import DIVERGING, CrashError, crash_after, numbers, train
+from tracked import DIVERGING, CrashError, crash_after, numbers, same_config, train
 
 from fedual.errors import DivergedError
 from fedual.trackers import wandb
@@ -69,7 +69,9 @@ def points(*runs: WandbRun) -> dict[str, list[tuple[int, float]]]:
 def test_every_figure_of_every_round_and_the_config(tmp_path: Path, runs: list[WandbRun]):
     run = train(wandb("mine"), out=tmp_path / "run", description={"note": {"site": "north"}})
     (found,) = runs
-    config = {key: value for key, value in run.config.items() if key != "note"} | {"note.site": "north"}
+    config = found.given["config"]
+    assert same_config(config, run)
+    assert (config["note.site"], config["training.batch_size"]) == ("north", 32)
     expected = {"project": "mine", "dir": tmp_path / "run", "name": "run", "mode": "offline", "resume": None}
     assert found.given == expected | {"config": config}
     assert points(found) == numbers(run)

@@ -1,7 +1,7 @@
 """The command `fedual`.
 
-Each module of this package has a `register(app)` that adds its commands. They import what needs torch inside the
-command functions, so that `fedual --help` answers at once.
+The modules of this package import what needs torch inside the command functions, so that `fedual --help` answers at
+once.
 """
 
 from __future__ import annotations
@@ -20,32 +20,29 @@ def build() -> typer.Typer:
     """Return the application with all its commands."""
     import typer
 
-    from fedual.cli import bench, catalogue, compare, data, doctor, figure, init, predict, report, reproduce, run
+    from fedual.cli import catalogue, compare, data, doctor, init, predict, report, run
 
-    app = typer.Typer(
-        name="fedual",
-        help="Federated learning that returns posteriors.",
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-    )
+    about = "Federated learning that returns posteriors."
+    app = typer.Typer(name="fedual", help=about, no_args_is_help=True, pretty_exceptions_enable=False)
+    shown = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version.")
 
-    def show_version(wanted: bool) -> None:
-        if wanted:
-            typer.echo(f"fedual {__version__}")
-            raise typer.Exit
-
-    def root(
-        version: bool = typer.Option(
-            False, "--version", callback=show_version, is_eager=True, help="Show the version."
-        ),
-    ) -> None:
+    def root(version: bool = shown) -> None:
         pass
 
     app.callback()(root)
-    # every module with commands, in the order of --help
-    for module in (run, compare, predict, report, reproduce, catalogue, data, figure, bench, init, doctor):
-        module.register(app)
+    models = run.run, compare.compare, predict.predict, report.report
+    for command in (*models, catalogue.scenarios, catalogue.methods, init.init, doctor.doctor):  # the order of --help
+        app.command()(command)
+    app.add_typer(data.app, name="data")
     return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        import typer
+
+        typer.echo(f"fedual {__version__}")
+        raise typer.Exit
 
 
 def main() -> None:

@@ -1,21 +1,14 @@
-"""`fedual scenarios` and `fedual methods`: what there is to run."""
+"""`fedual scenarios` and `fedual methods`: list what `fedual run` accepts."""
 
 import inspect
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from fedual.cli.run import Json, console
+from fedual.cli.run import Json, show
 
 Name = Annotated[str | None, typer.Argument(help="A method, to see its settings with their defaults.")]
-
-
-def register(parent: typer.Typer) -> None:
-    """Add `fedual scenarios` and `fedual methods` to the application."""
-    parent.command()(scenarios)
-    parent.command()(methods)
 
 
 def scenarios(as_json: Json = False) -> None:
@@ -23,7 +16,7 @@ def scenarios(as_json: Json = False) -> None:
 
     Example: fedual scenarios
     """
-    from fedual.experiments import names, read
+    from fedual.scenarios import names, read
 
     rows = []
     for name in names():
@@ -31,13 +24,8 @@ def scenarios(as_json: Json = False) -> None:
         tables = {key: document[key] for key in ("title", "data", "split", "model", "train")}
         lists = {key: list(document.get(key, {})) for key in ("method", "preset", "sweep")}
         rows.append({"name": name, **tables, **lists})
-    if as_json:
-        typer.echo(json.dumps({"scenarios": rows}))
-        return
-    table = Table("scenario", "what it is", "rounds", "presets", box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(row["name"], row["title"], str(row["train"]["rounds"]), ", ".join(row["preset"]))
-    console().print(table)
+    cells = [(row["name"], row["title"], str(row["train"]["rounds"]), ", ".join(row["preset"])) for row in rows]
+    _show(as_json, {"scenarios": rows}, ("scenario", "what it is", "rounds", "presets"), cells)
 
 
 def methods(name: Name = None, as_json: Json = False) -> None:
@@ -45,31 +33,32 @@ def methods(name: Name = None, as_json: Json = False) -> None:
 
     Example: fedual methods ivon-admm
     """
-    from fedual.methods import METHODS, NETWORKS, settings
+    from fedual.defaults import settings
+    from fedual.methods import METHODS, NETWORKS
 
     if name is None:
-        rows = [{"name": own, "networks": own in NETWORKS, "summary": _summary(own)} for own in METHODS]
-        if as_json:
-            typer.echo(json.dumps({"methods": rows}))
-            return
-        table = Table("method", "fedual run", "what it is", box=None, pad_edge=False)
-        for row in rows:
-            table.add_row(row["name"], "yes" if row["networks"] else "", row["summary"])
-    else:
-        plain = lambda value: type(value) in (bool, int, float, str, type(None))
-        defaults = {key: value if plain(value) else str(value) for key, value in settings(name).items()}
-        if as_json:
-            typer.echo(json.dumps({"name": name, "summary": _summary(name), "settings": defaults}))
-            return
-        table = Table("setting", "default", box=None, pad_edge=False)
-        for key, value in defaults.items():
-            table.add_row(key, "–" if value is None else str(value))
+        rows = [{"name": key, "networks": key in NETWORKS, "summary": _summary(key)} for key in METHODS]
+        cells = [(row["name"], "yes" if row["networks"] else "", row["summary"]) for row in rows]
+        _show(as_json, {"methods": rows}, ("method", "fedual run", "what it is"), cells)
+        return
+    defaults = settings(name)
+    if not as_json:
         typer.echo(f"{name}: {_summary(name)}")
-    console().print(table)
+    cells = [(key, "–" if value is None else str(value)) for key, value in defaults.items()]
+    document = {"name": name, "summary": _summary(name), "settings": defaults}
+    _show(as_json, document, ("setting", "default"), cells)
 
 
 def _summary(name: str) -> str:
-    """The first line of the method's docstring."""
+    """Return the first line of the method's docstring."""
     from fedual.methods import METHODS
 
     return (inspect.getdoc(METHODS[name]) or "").partition("\n")[0]
+
+
+def _show(as_json: bool, document: dict[str, Any], headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """Print a document as JSON, or rows as a table."""
+    if as_json:
+        typer.echo(json.dumps(document))
+    else:
+        show(rows, *headings)

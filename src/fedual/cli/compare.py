@@ -1,14 +1,13 @@
 """`fedual compare`: several methods on one scenario, over seeds, with or without tuning."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from fedual.cli.run import Device, Engine, Json, Preset, Root, Rounds, Scenarios, console, free, tempered
+from fedual.cli.run import Device, Engine, Json, Preset, Root, Rounds, Scenarios, free, show
 from fedual.errors import InputError
 
 Methods = Annotated[str, typer.Option(metavar="A,B,…", help="Names of `fedual methods`.")]
@@ -20,11 +19,6 @@ Out = Annotated[
     Path | None,
     typer.Option(help="Folder for compare.json and the runs.", show_default="runs/SCENARIO-compare, the next one free"),
 ]
-
-
-def register(parent: typer.Typer) -> None:
-    """Add `fedual compare` to the application."""
-    parent.command()(compare)
 
 
 def compare(
@@ -48,9 +42,11 @@ def compare(
     Example: fedual compare digits-heterog-10 --methods ivon-admm,fedavg --seeds 0,1,2
     """
     from fedual.cli.progress import progress
-    from fedual.experiments import comparison, load
-    from fedual.runs.files import replace, writing
-    from fedual.runs.values import without_nan
+    from fedual.comparison import table, tempered
+    from fedual.rundir.atomic import replace, writing
+    from fedual.rundir.jsonable import without_nan
+    from fedual.scenarios import load
+    from fedual.scenarios.sweep import compare as run_sweep
 
     sets = [] if rounds is None else [f"train.rounds={rounds}"]
     named = [name.strip() for name in methods.split(",") if name.strip()]
@@ -70,23 +66,17 @@ def compare(
             replace(path, content)
 
     with progress() as watch:
-        report = comparison.compare(
-            scenarios,
-            numbers,
-            sweep=sweep,
-            out=folder,
-            changed=save,
-            watch=lambda label, rounds: [watch(label, rounds)],
-            root=root,
-            device=device,
-            engine=engine,
-        )
+        calls: dict[str, Any] = {"changed": save, "watch": lambda label, rounds: [watch(label, rounds)]}
+        options = {"root": root, "device": device, "engine": engine}
+        report = run_sweep(scenarios, numbers, sweep=sweep, out=folder, **calls, **options)
     if sweep:
-        console().print(_trials(report))
+        show(_trials(report), "method", "settings", "validation NLL", "")
     typer.echo(f"{report['scenario']}, round {report['rounds']}: mean ± standard deviation over seeds {seeds}")
-    console().print(_results(report))
+    headings, *rows = table({row["method"]: row["summary"] for row in report["methods"]})
+    show(rows, *headings)
     for row in report["methods"]:
-        if row["runs"] and (note := tempered(row["method"], row["description"]["settings"])):
+        taus = [run["tau"] for run in row["runs"] if "tau" in run]
+        if taus and (note := tempered(row["method"], taus[0])):
             typer.echo(note)
     typer.echo(f"wrote {path}")
     if as_json:
@@ -100,24 +90,9 @@ def _numbers(seeds: str) -> list[int]:
         raise InputError(f"--seeds {seeds}: give whole numbers, separated by commas, e.g. 0,1,2.") from None
 
 
-def _trials(report: Mapping[str, Any]) -> Table:
-    table = Table("method", "settings", "validation NLL", "", box=None, pad_edge=False)
+def _trials(report: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for row in report["methods"]:
         for number, trial in enumerate(row["trials"]):
             settings = ", ".join(f"{key}={value}" for key, value in trial["settings"].items())
             loss = f"{trial['record']['nll']:.4f}" if trial["record"] else "diverged"
-            table.add_row(row["method"], settings, loss, "chosen" if number == row["chosen"] else "")
-    return table
-
-
-def _results(report: Mapping[str, Any]) -> Table:
-    from fedual.comparing import COLUMNS, rows
-
-    keys = [key for key in COLUMNS if any(key in row["summary"] for row in report["methods"])]
-    table = Table("method", "at", *(COLUMNS[key][0] for key in keys), "s/round", "diverged", box=None, pad_edge=False)
-    for row in report["methods"]:
-        found = row["summary"]
-        diverged = f"{found['diverged']} of {found['runs']}" if found["runs"] else "every trial"
-        for cells in rows(row["method"], found, keys):
-            table.add_row(*cells, diverged)
-    return table
+            yield row["method"], settings, loss, "chosen" if number == row["chosen"] else ""

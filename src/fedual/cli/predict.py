@@ -2,25 +2,20 @@
 
 import csv
 import json
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from fedual.cli.run import Device, Json, console
+from fedual.cli.run import Device, Json, show
 from fedual.errors import DataError, InputError
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from fedual.posterior import Prediction, RegressionPrediction
-    from fedual.predicting import Inputs, Rule, Trained
+    from fedual.predict import FinishedRun, Inputs, Threshold
 
-SHOWN = 20
-"""Rows of the table; --out has all."""
+SHOWN = 20  # rows of the table; --out has all
 
 Finished = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a posterior file.")]
 Input = Annotated[
@@ -33,16 +28,9 @@ Coverage = Annotated[float, typer.Option(help="The share of inputs like the test
 BatchSize = Annotated[int, typer.Option(help="Inputs that go through the network at a time.")]
 Model = Annotated[
     str | None,
-    typer.Option(
-        metavar="MODULE:FUNCTION", help="What makes the model, in this folder, where it is not one of fedual's."
-    ),
+    typer.Option(metavar="MODULE:FUNCTION", help="What makes the model, in this folder, if it is not fedual's."),
 ]
 Out = Annotated[Path | None, typer.Option(metavar="FILE.csv", help="Write all rows, with all probabilities.")]
-
-
-def register(parent: typer.Typer) -> None:
-    """Add `fedual predict` to the application."""
-    parent.command()(predict)
 
 
 def predict(
@@ -63,45 +51,42 @@ def predict(
     Example: fedual predict runs/digits-heterog-10-ivon-admm-0 pictures --out predictions.csv
     """
     from fedual.errors import require_positive
+    from fedual.fitting import find_device
     from fedual.posterior import Prediction
-    from fedual.predicting import open_run, read, rule
-    from fedual.training import resolve
+    from fedual.predict import choose_threshold, open_run, read_inputs
+    from fedual.scenarios import user_model
 
     require_positive("coverage", coverage, most=1.0)
-    trained = open_run(run, None if model is None else partial(_model, model), resolve(device))
-    inputs = read(input, trained)
+    make = None if model is None else lambda **settings: user_model.build(model, Path(), settings)
+    trained = open_run(run, make, find_device(device))
+    inputs = read_inputs(input, trained)
     samples = trained.samples if samples is None else samples
     found = _predicted(trained, inputs, samples, batch_size)
     told: dict[str, Any] = {"run": str(run), "inputs": len(inputs.x), "samples": samples, "tau": trained.posterior.tau}
     if isinstance(found, Prediction):
-        sure = rule(found.entropy, trained.test, coverage)
+        sure = choose_threshold(found.entropy, trained.test, coverage)
         told["unsure"] = sure._asdict()
-        rows, table = _classes(inputs, found, sure, trained.classes)
+        rows = _classes(inputs, found, sure, trained.classes)
+        headings, cells = ("input", "class", "probability", "entropy", "mutual information", "unsure"), _class_cells
         notes = [_about(sure, sum(row["unsure"] for row in rows), len(rows))]
     else:
-        rows, table = _numbers(inputs, found)
-        notes = []
+        numbers = zip(inputs.names, *(part.tolist() for part in found), strict=True)
+        rows = [{"input": name, "mean": mean, "standard_deviation": sd} for name, mean, sd in numbers]
+        headings, cells, notes = ("input", "mean ± standard deviation"), _number_cells, []
     if out is not None:
         _write(out, rows)
     if as_json:
         typer.echo(json.dumps({**told, "predictions": rows}))
         return
-    console().print(table)
+    show((tuple(map(escape, cells(row))) for row in rows[:SHOWN]), *headings)
     if len(rows) > SHOWN:
         typer.echo(f"… and {len(rows) - SHOWN} more: {out or '--out FILE.csv'} has all.")
     for note in [*notes, *_caveats(trained, inputs)]:
         typer.echo(note)
 
 
-def _model(function: str, **settings: Any) -> "nn.Module":
-    """The user's model, from a module in the current folder."""
-    from fedual.experiments import own_model
-
-    return own_model.build(function, Path(), settings)
-
-
 def _predicted(
-    trained: "Trained", inputs: "Inputs", samples: int, batch_size: int
+    trained: "FinishedRun", inputs: "Inputs", samples: int, batch_size: int
 ) -> "Prediction | RegressionPrediction":
     import torch
 
@@ -110,66 +95,44 @@ def _predicted(
     except torch.OutOfMemoryError:
         raise InputError(f"--batch-size {batch_size} takes more memory than the device has: give less.") from None
     except RuntimeError as error:
-        about = f"inputs {tuple(inputs.x.shape[1:])} of {inputs.x.dtype}"
-        raise InputError(
-            f"The network cannot take {about} ({str(error).splitlines()[0]}): give them as in training."
-        ) from None
+        about = f"inputs {tuple(inputs.x.shape[1:])} of {inputs.x.dtype} ({str(error).splitlines()[0]})"
+        raise InputError(f"The network cannot take {about}: give them as in training.") from None
 
 
-def _classes(
-    inputs: "Inputs", found: "Prediction", sure: "Rule", names: list[str] | None
-) -> tuple[list[dict[str, Any]], Table]:
-    """Every input with its most probable class, and the first of them as a table."""
+def _classes(inputs: "Inputs", found: "Prediction", sure: "Threshold", names: list[str] | None) -> list[dict[str, Any]]:
+    """Every input with its most probable class."""
     name = lambda place: names[place] if names and place < len(names) else place
     rows = []
     for own, p, entropy, information in zip(inputs.names, *(part.tolist() for part in found), strict=True):
         best = max(range(len(p)), key=p.__getitem__)
-        rows.append(
-            {
-                "input": own,
-                "class": name(best),
-                "probability": p[best],
-                "entropy": entropy,
-                "mutual_information": information,
-                "unsure": entropy > sure.threshold,
-                "probabilities": {str(name(place)): value for place, value in enumerate(p)},
-            }
-        )
-    table = Table("input", "class", "probability", "entropy", "mutual information", "unsure", box=None, pad_edge=False)
-    for row in rows[:SHOWN]:
-        figures = f"{row['probability']:.3f}", f"{row['entropy']:.3f}", f"{max(0.0, row['mutual_information']):.3f}"
-        table.add_row(escape(row["input"]), escape(str(row["class"])), *figures, "yes" if row["unsure"] else "")
-    return rows, table
+        figures = {"entropy": entropy, "mutual_information": information, "unsure": entropy > sure.threshold}
+        probabilities = {str(name(place)): value for place, value in enumerate(p)}
+        row = {"input": own, "class": name(best), "probability": p[best], **figures, "probabilities": probabilities}
+        rows.append(row)
+    return rows
 
 
-def _numbers(inputs: "Inputs", found: "RegressionPrediction") -> tuple[list[dict[str, Any]], Table]:
-    """Every input with mean and standard deviation, and the first of them as a table."""
-    rows = [
-        {"input": own, "mean": mean, "standard_deviation": deviation}
-        for own, mean, deviation in zip(inputs.names, *(part.tolist() for part in found), strict=True)
-    ]
-    table = Table("input", "mean ± standard deviation", box=None, pad_edge=False)
-    for row in rows[:SHOWN]:
-        pairs = zip(row["mean"], row["standard_deviation"], strict=True)
-        table.add_row(escape(row["input"]), ", ".join(f"{mean:.4g} ± {deviation:.2g}" for mean, deviation in pairs))
-    return rows, table
+def _class_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    figures = (f"{value:.3f}" for value in (row["probability"], row["entropy"], max(0.0, row["mutual_information"])))
+    return row["input"], str(row["class"]), *figures, "yes" if row["unsure"] else ""
 
 
-def _about(sure: "Rule", unsure: int, count: int) -> str:
+def _number_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    pairs = zip(row["mean"], row["standard_deviation"], strict=True)
+    return row["input"], ", ".join(f"{mean:.4g} ± {deviation:.2g}" for mean, deviation in pairs)
+
+
+def _about(sure: "Threshold", unsure: int, count: int) -> str:
     """What "unsure" means here, and what it was worth on the test set."""
     share, many = f"{sure.coverage:.0%}", f"{count} {'input' if count == 1 else 'inputs'}, {unsure} unsure"
+    begin = f"{many}: entropy above {sure.threshold:.3g}, the {share} quantile"
     if not sure.examples:
-        return (
-            f"{many}: entropy above {sure.threshold:.3g}, the {share} quantile of these inputs themselves, since the "
-            "run kept no test set."
-        )
-    return (
-        f"{many}: entropy above {sure.threshold:.3g}, the {share} quantile on the {sure.examples} test examples, of "
-        f"which {sure.accuracy:.1%} are right, and {sure.accuracy_sure:.1%} of the sure ones."
-    )
+        return f"{begin} of these inputs themselves, since the run kept no test set."
+    right = f"of which {sure.accuracy:.1%} are right, and {sure.accuracy_sure:.1%} of the sure ones."
+    return f"{begin} on the {sure.examples} test examples, {right}"
 
 
-def _caveats(trained: "Trained", inputs: "Inputs") -> list[str]:
+def _caveats(trained: "FinishedRun", inputs: "Inputs") -> list[str]:
     """What to know before the uncertainties are believed."""
     from fedual.families import is_point
 
@@ -178,7 +141,7 @@ def _caveats(trained: "Trained", inputs: "Inputs") -> list[str]:
         notes.append("The method learns a point: predictions are those at the mean, without mutual information.")
     elif posterior.tau < 1:
         notes.append(f"q_g is tempered, τ = {posterior.tau:g}; it counts every example {1 / posterior.tau:g} times.")
-    scale = posterior.scale or 0
+    scale = posterior.network.scale or 0
     if not inputs.x.is_floating_point() and scale > 1 and (largest := inputs.x.max().item()) > scale:
         notes.append(f"Inputs go up to {largest}, but the run divides them by {scale:g}: check how they were stored.")
     return notes

@@ -1,28 +1,21 @@
-"""Show how a run goes on: a line on stderr where that is a terminal, nothing elsewhere."""
+"""Show the progress of a run: a line on stderr if that is a terminal, nothing elsewhere."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 Callback = Callable[[Any, Mapping[str, Any] | None], None]
-"""What `fedual.training.fit` calls with the run and its last record, once before the first round with None."""
+"""A callback of `fedual.fit`: called with the run and its last record, which is None before the first round."""
 
 
 @contextmanager
 def progress(console: Console | None = None) -> Iterator[Callable[[str, int], Callback]]:
-    """Open the display; what it yields makes, from a label and a number of rounds, the callback of one run.
+    """Open the display, and yield a function from a label and a number of rounds to the callback of one run.
 
-    The next run takes the last one's line.
+    Each run replaces the line of the run before it.
     """
     console = console or Console(stderr=True)
     columns = (
@@ -37,7 +30,7 @@ def progress(console: Console | None = None) -> Iterator[Callable[[str, int], Ca
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
 
         def watch(label: str, rounds: int) -> Callback:
-            shown: dict[str, float] = {}  # the last figures known: not every round is evaluated
+            latest: dict[str, float] = {}  # the last known figures: not every round is evaluated
 
             def show(run: Any, record: Mapping[str, Any] | None) -> None:
                 if record is None:
@@ -45,24 +38,21 @@ def progress(console: Console | None = None) -> Iterator[Callable[[str, int], Ca
                         bars.remove_task(old)
                     bars.add_task(label, total=rounds, figures="")
                     return
-                shown.update({key: record[key] for key in ("accuracy", "nll") if record.get(key) is not None})
+                latest.update({key: record[key] for key in ("accuracy", "nll") if record.get(key) is not None})
                 line, round = bars.tasks[-1], record["round"]
-                # rounds done before a resumed run went on took none of its time
-                move = bars.update if round - line.completed <= 1 else bars.reset
-                move(line.id, completed=round, figures=figures(record, shown))
+                # the rounds before a run was resumed took none of its time
+                advance = bars.update if round - line.completed <= 1 else bars.reset
+                advance(line.id, completed=round, figures=figures(record, latest))
 
             return show
 
         yield watch
 
 
-def figures(record: Mapping[str, Any], shown: Mapping[str, float]) -> str:
-    """A round in words: clients counted, clients refused (in red), accuracy, NLL."""
+def figures(record: Mapping[str, Any], latest: Mapping[str, float]) -> str:
+    """Describe a round: clients counted, clients refused (in red), accuracy, NLL."""
     words = [f"{record['counted']} clients"]
-    if record["refused"]:
-        words.append(f"[red]{record['refused']} refused[/red]")
-    if "accuracy" in shown:
-        words.append(f"accuracy {shown['accuracy']:.1%}")
-    if "nll" in shown:
-        words.append(f"NLL {shown['nll']:.3f}")
+    words += [f"[red]{record['refused']} refused[/red]"] if record["refused"] else []
+    words += [f"accuracy {latest['accuracy']:.1%}"] if "accuracy" in latest else []
+    words += [f"NLL {latest['nll']:.3f}"] if "nll" in latest else []
     return ", ".join(words)

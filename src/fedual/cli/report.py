@@ -1,4 +1,4 @@
-"""`fedual report`: runs as a page to look at."""
+"""`fedual report`: one HTML page about a run, or about several."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,14 +8,9 @@ import typer
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of runs.", show_default=False)]
 Out = Annotated[
     Path | None,
-    typer.Option(help="The page.", show_default="RUN/report.html; report.html here for several runs"),
+    typer.Option(help="The file to write.", show_default="RUN/report.html; report.html here for several runs"),
 ]
-Open = Annotated[bool, typer.Option("--open", help="Show it in the browser.")]
-
-
-def register(parent: typer.Typer) -> None:
-    """Add `fedual report` to the application."""
-    parent.command()(report)
+Open = Annotated[bool, typer.Option("--open", help="Show the page in the browser.")]
 
 
 def report(runs: Runs, out: Out = None, show: Open = False) -> None:
@@ -31,4 +26,4 @@ def report(runs: Runs, out: Out = None, show: Open = False) -> None:
         import webbrowser
 
         if not webbrowser.open(path.resolve().as_uri()):
-            typer.echo(f"There is no browser here: open {path} where there is one.")
+            typer.echo(f"There is no browser here: open {path} on another machine.")

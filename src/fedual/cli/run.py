@@ -3,7 +3,8 @@
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ from rich.table import Table
 from fedual.errors import InputError
 
 if TYPE_CHECKING:
-    from fedual.experiments import Scenario
+    from fedual.scenarios import Scenario
 
 Scenarios = Annotated[str, typer.Argument(metavar="SCENARIO", help="A name of `fedual scenarios`, or a .toml file.")]
 Method = Annotated[str, typer.Option(help="A name of `fedual methods`.")]
@@ -43,11 +44,6 @@ Track = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")]
 
 
-def register(parent: typer.Typer) -> None:
-    """Add `fedual run` to the application."""
-    parent.command()(run)
-
-
 def run(
     scenario: Scenarios = "digits-heterog-10",
     method: Method = "ivon-admm",
@@ -69,9 +65,9 @@ def run(
     """
     from fedual import trackers
     from fedual.cli.progress import progress
-    from fedual.experiments import load
-    from fedual.experiments.federation import execute, execute_on_flower
-    from fedual.runs.values import without_nan
+    from fedual.rundir.jsonable import without_nan
+    from fedual.scenarios import load
+    from fedual.scenarios.federation import execute, execute_on_flower
 
     given = [*(sets or ()), *([] if rounds is None else [f"train.rounds={rounds}"])]
     loaded = load(scenario, preset=preset, sets=given, method=method)
@@ -90,7 +86,7 @@ def run(
             options = {"device": device, "engine": engine, "out": folder, "resume": resume, "callbacks": callbacks}
             done = execute(loaded, seed, root=root, **options)
     seconds = time.perf_counter() - began
-    report(loaded, done.history)
+    report(loaded, done.history, done.method.tau)
     path, spent = done.path or folder, times(done.history, seconds)
     parts = f"training {spent['training']:.1f}, evaluation {spent['evaluation']:.1f}"
     typer.echo(f"{len(done.history)} rounds, {seconds:.1f} s ({parts}), in {path}")
@@ -110,22 +106,24 @@ def times(history: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, flo
     return {"training": training, "evaluation": evaluation, "compilation": compilation, "start and files": rest}
 
 
-def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]]) -> None:
+def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]], tau: float) -> None:
     """Print the last round's figures, and what was left out on the way."""
+    from fedual.comparison import tempered
+
     if not history:
         return
     last = history[-1]
     typer.echo(f"{scenario.title}: {scenario.method}, round {last['round']}")
     headings = {"accuracy": "accuracy", "rmse": "RMSE", "loss": "loss", "nll": "NLL", "ece": "ECE"}
     known = [name for name in headings if last.get(name) is not None]
-    table = Table("", *(headings[name] for name in known), box=None, pad_edge=False)
+    rows = []
     for label, suffix in (("at the mean", ""), ("under q_g", "_mc")):
         row = [(name, last.get(f"{name}{suffix}")) for name in known]
         if known and not any(value is None for _, value in row):
-            table.add_row(label, *(f"{value:.1%}" if name == "accuracy" else f"{value:.3f}" for name, value in row))
-    if table.row_count:
-        console().print(table)
-    if note := tempered(scenario.method, scenario.settings):
+            rows.append([label, *(f"{value:.1%}" if name == "accuracy" else f"{value:.3f}" for name, value in row)])
+    if rows:
+        show(rows, "", *(headings[name] for name in known))
+    if note := tempered(scenario.method, tau):
         typer.echo(note)
     guessing = math.log(scenario.model.get("outputs", math.inf))
     if "accuracy" in last and last["nll"] > guessing:
@@ -135,27 +133,16 @@ def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]]) -> None:
         typer.echo(f"{refused} updates of clients were refused, {shortened} steps of the server shortened.")
 
 
-def tempered(method: str, given: Mapping[str, Any]) -> str | None:
-    """What τ < 1 means for the uncertainties shown; None for the posterior itself."""
-    from fedual import methods
-    from fedual.relative import Relative
-
-    tau = {**methods.settings(method), **given}.get("tau", 1.0)
-    if tau >= 1:
-        return None
-    counts = "" if isinstance(tau, Relative) else f"; it counts every example {1 / tau:g} times"
-    return f"{method}: q_g is tempered, τ = {tau}{counts}."
-
-
-def console() -> Console:
-    """Where tables go: stdout, which is as wide as needed where it is no terminal."""
-    return Console() if Console().is_terminal else Console(width=200)
+def show(rows: Iterable[Sequence[str]], *headings: str) -> None:
+    """Print a table on stdout, which is as wide as needed if it is no terminal."""
+    table = Table(*headings, box=None, pad_edge=False, show_header=bool(headings))
+    for row in rows:
+        table.add_row(*row)
+    console = Console() if Console().is_terminal else Console(width=200)
+    console.print(table)
 
 
 def free(folder: Path) -> Path:
     """The first of folder, folder-2, folder-3, … that does not exist."""
-    number, found = 1, folder
-    while found.exists():
-        number += 1
-        found = folder.with_name(f"{folder.name}-{number}")
-    return found
+    candidates = chain([folder], (folder.with_name(f"{folder.name}-{number}") for number in count(2)))
+    return next(path for path in candidates if not path.exists())

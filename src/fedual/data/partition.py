@@ -1,17 +1,18 @@
-"""How a data set is split among clients.
+"""Split a data set among clients, or into training and test examples.
 
-Every function takes the labels of all examples and returns one tensor of sorted indices for each client. A split is a
-function of its arguments: the same seed gives the same split.
+Every split takes the class numbers (N,) of all examples and returns one tensor of sorted indices for each client. It is
+a function of its arguments: the same seed (of `numpy.random.default_rng`) gives the same split.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedual.errors import InputError
+from fedual.errors import DataError, InputError, require_count, require_positive
 
 
 def dirichlet(
@@ -24,38 +25,23 @@ def dirichlet(
 ) -> list[Tensor]:
     """Split into clients of different sizes and class mixtures.
 
-    Client shares p ~ Dir(client_concentration, …) over the clients; class shares c_k ~ Dir(class_concentration, …) for
-    each client; client k gets of each class the part p_k c_k[class] / Σ_j p_j c_j[class].
+    Client shares are p ~ Dir(client_concentration, …); the class shares of client k are
+    c_k ~ Dir(class_concentration, …). Client k receives the fraction p_k c_k[class] / Σ_j p_j c_j[class] of each class.
 
-    Parts become whole numbers by largest remainder, class by class, ties going to the client with the fewest examples
-    so far. Then, without losing an example or using one twice:
+    Fractions are rounded to whole numbers of examples by largest remainder, class by class; ties go to the client with
+    the fewest examples so far. Two corrections follow, which neither lose nor repeat an example:
 
-    - a part of exactly 1 example becomes 2, the other one taken from the largest part of the same class (where no part
-      has 3 or more there is nothing to take from, and it stays 1);
-    - a client without any example gets two from the largest part of the largest client (one, where that client has
-      only two).
+    - If a client has exactly 1 example of a class, it receives a second one from the client with most of that class,
+      provided that this one has 3 or more.
+    - If a client has no example at all, it receives two from the largest class of the largest client (one, if that
+      client has only two).
 
-    Which examples of a class make up a part is drawn at random.
-
-    Args:
-        labels: class numbers (N,).
-        num_clients: K ≤ N.
-        seed: of `numpy.random.default_rng`.
-        client_concentration: larger is more equal sizes.
-        class_concentration: larger is more equal mixtures.
-
-    Returns:
-        K tensors of indices: disjoint, none empty, together all examples.
-
-    Raises:
-        InputError: arguments that allow no such split.
+    The examples themselves are drawn at random. There must be as many of them as clients: no client is empty. A larger
+    `client_concentration` makes sizes more equal, a larger `class_concentration` class mixtures.
     """
-    for name, value in (("client", client_concentration), ("class", class_concentration)):
-        if not 0 < value < np.inf:
-            raise InputError(f"{name}_concentration is {value}: it must be positive and finite")
-    members = _members(labels)
-    _check_clients(num_clients, members)
-    rng = _rng(seed)
+    require_positive("client_concentration", _scalar(client_concentration))
+    require_positive("class_concentration", _scalar(class_concentration))
+    members, rng = _members(labels, num_clients), _rng(seed)
     p = rng.dirichlet(np.full(num_clients, client_concentration))
     c = rng.dirichlet(np.full(len(members), class_concentration), size=num_clients)
     weights = p[:, None] * c
@@ -67,20 +53,9 @@ def dirichlet(
 def homogeneous(labels: Tensor | ArrayLike, num_clients: int, seed: int = 0) -> list[Tensor]:
     """Split every class equally: `dirichlet` with both concentrations → ∞.
 
-    Args:
-        labels: class numbers (N,).
-        num_clients: K ≤ N.
-        seed: of `numpy.random.default_rng`, for which examples go where.
-
-    Returns:
-        K tensors of indices: disjoint, none empty, together all examples; clients differ by one example at most,
-        in each class and in all.
-
-    Raises:
-        InputError: arguments that allow no such split.
+    Clients differ by at most one example, in each class and in total; the seed decides which examples they receive.
     """
-    members = _members(labels)
-    _check_clients(num_clients, members)
+    members = _members(labels, num_clients)
     return _deal(members, np.full((num_clients, len(members)), 1 / num_clients), _rng(seed))
 
 
@@ -89,26 +64,16 @@ def two_class(
 ) -> list[Tensor]:
     """Give each client `per_class` examples of each of two classes.
 
-    A client's first class is the one used least so far (of equals, the first); the second is drawn at random among the
-    other classes used fewer than `max_uses` times or, when there is none, is the one of them used least. The u-th use
-    of a class takes the u-th `per_class` of its examples, in random order; when those run out, its last `per_class`
-    are used again. Clients can therefore share examples, and some examples may be left out.
+    A client's first class is the least used one so far (the lowest of several); its second class is drawn among the
+    other classes used fewer than `max_uses` times, or, if there is none, is the least used of them. The u-th use of a
+    class takes the u-th `per_class` of its examples, in random order; when those run out, its last `per_class` are used
+    again. Clients can therefore share examples, and some examples may be left out.
 
-    Args:
-        labels: class numbers (N,).
-        num_clients: K.
-        seed: of `numpy.random.default_rng`.
-        per_class: examples that a client gets of each of its two classes.
-        max_uses: how often a class may be drawn as the second one.
-
-    Returns:
-        K tensors of 2 · per_class different indices.
-
-    Raises:
-        InputError: fewer than two classes, or a class with fewer than `per_class` examples.
+    There must be at least two classes, each with at least `per_class` examples.
     """
     members = _members(labels)
-    _positive(num_clients=num_clients, per_class=per_class, max_uses=max_uses)
+    for name, value in (("num_clients", num_clients), ("per_class", per_class), ("max_uses", max_uses)):
+        require_count(name, _scalar(value))
     if len(members) < 2:
         raise InputError("two_class needs labels of at least two classes; there is 1")
     smallest = min(len(m) for m in members)
@@ -136,15 +101,7 @@ def two_class(
 def by_group(labels: Tensor | ArrayLike, groups: Iterable[Sequence[int]]) -> list[Tensor]:
     """Give client k all the examples whose label is in group k.
 
-    Args:
-        labels: class numbers (N,).
-        groups: one sequence of labels for each client; together they name each label once.
-
-    Returns:
-        One tensor of indices for each group: disjoint, none empty, together all examples.
-
-    Raises:
-        InputError: a label in no group or named twice, or a group without examples.
+    Together, the groups must name each label once, and each must have examples.
 
     Example:
         >>> by_group([0, 1, 2, 2, 1], groups=[(0, 1), (2,)])
@@ -164,18 +121,34 @@ def by_group(labels: Tensor | ArrayLike, groups: Iterable[Sequence[int]]) -> lis
     return clients
 
 
+def held_out(labels: np.ndarray, fraction: float) -> np.ndarray:
+    """Mark a test set: round(fraction · n) of each label's n examples, at least 1 and at most n − 1.
+
+    The random generator is fixed: the test set depends on the labels and the fraction alone.
+    """
+    rng = np.random.Generator(np.random.PCG64(0))
+    test = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        count = min(max(1, round(fraction * len(members))), len(members) - 1)
+        test[rng.choice(members, count, replace=False)] = True
+    if not test.any():
+        raise DataError(f"{len(labels)} rows are too few for data.test_fraction = {fraction}: give a test file.")
+    return test
+
+
 def _deal(members: list[np.ndarray], shares: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
-    """Deal out each class's examples, shuffled, in parts of the sizes that `_counts` finds."""
+    """Shuffle the examples of each class and deal them out by the clients' shares (K, C)."""
     counts = _counts(shares, [len(m) for m in members])
     parts = [np.split(rng.permutation(m), np.cumsum(n)[:-1]) for m, n in zip(members, counts.T, strict=True)]
-    return [_indices(*own) for own in zip(*parts, strict=True)]
+    return [_indices(*client) for client in zip(*parts, strict=True)]
 
 
 def _counts(shares: np.ndarray, sizes: list[int]) -> np.ndarray:
-    """Turn shares (K, C), whose columns sum to one, into whole numbers by the rules of `dirichlet`."""
+    """Round shares (K, C), whose columns sum to one, to whole numbers by the rules of `dirichlet`."""
     counts = np.zeros(shares.shape, int)
     for k, size in enumerate(sizes):
-        part = counts[:, k]  # a view: what changes here changes counts
+        part = counts[:, k]  # a view: changing it changes counts
         exact = size * shares[:, k]
         part[:] = np.floor(exact)
         spare = size - part.sum()
@@ -186,9 +159,9 @@ def _counts(shares: np.ndarray, sizes: list[int]) -> np.ndarray:
     for empty in np.flatnonzero(counts.sum(1) == 0):
         largest = counts.sum(1).argmax()
         k = counts[largest].argmax()
-        given = min(2, counts[largest, k], counts[largest].sum() - 1)
-        counts[largest, k] -= given
-        counts[empty, k] += given
+        moved = min(2, counts[largest, k], counts[largest].sum() - 1)
+        counts[largest, k] -= moved
+        counts[empty, k] += moved
     return counts
 
 
@@ -199,29 +172,21 @@ def _labels(labels: Tensor | ArrayLike) -> np.ndarray:
     return y
 
 
-def _members(labels: Tensor | ArrayLike) -> list[np.ndarray]:
-    """Return the indices of the examples of each class that occurs."""
+def _members(labels: Tensor | ArrayLike, num_clients: int = 1) -> list[np.ndarray]:
+    """Return the indices of each class's examples; raise `InputError` if these are too few for the clients."""
     y = _labels(labels)
+    if require_count("num_clients", _scalar(num_clients)) > len(y):
+        raise InputError(f"num_clients is {num_clients}, but there are {len(y)} examples: some client would be empty")
     return [np.flatnonzero(y == label) for label in np.unique(y)]
 
 
-def _check_clients(num_clients: int, members: list[np.ndarray]) -> None:
-    _positive(num_clients=num_clients)
-    total = sum(len(m) for m in members)
-    if num_clients > total:
-        raise InputError(f"num_clients is {num_clients}, but there are {total} examples: some client would be empty")
-
-
-def _positive(**values: int) -> None:
-    for name, value in values.items():
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise InputError(f"{name} is {value!r}: it must be a whole number of at least 1")
-
-
 def _rng(seed: int) -> np.random.Generator:
-    if not isinstance(seed, int | np.integer) or seed < 0:
-        raise InputError(f"seed is {seed!r}: it must be a whole number of at least 0")
-    return np.random.default_rng(seed)
+    return np.random.default_rng(require_count("seed", _scalar(seed), 0))
+
+
+def _scalar(value: Any) -> Any:
+    """Convert a NumPy number to Python's, which `fedual.errors` checks."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _indices(*parts: np.ndarray) -> Tensor:

@@ -6,26 +6,11 @@ from fedual.families.fixed import FixedPrecision, Isotropic, is_point
 from fedual.families.gaussian import Curvature, Diagonal, Full, Gaussian
 from fedual.families.positive import Gamma
 from fedual.families.quadrature import Delta, GaussHermite, MonteCarlo, Rule
+from fedual.parts import register
 
 __all__ = [
-    "Bernoulli",
-    "Curvature",
-    "Delta",
-    "Diagonal",
-    "Family",
-    "FixedPrecision",
-    "Full",
-    "Gamma",
-    "GaussHermite",
-    "Gaussian",
-    "Isotropic",
-    "MonteCarlo",
-    "Rule",
-    "check",
-    "entropy",
-    "finite",
-    "inner",
-    "is_point",
-    "kl",
-    "log_prob",
-]
+    "Bernoulli", "Curvature", "Delta", "Diagonal", "Family", "FixedPrecision", "Full", "Gamma", "GaussHermite",
+    "Gaussian", "Isotropic", "MonteCarlo", "Rule", "check", "entropy", "finite", "inner", "is_point", "kl", "log_prob",
+]  # fmt: skip
+
+register(Bernoulli, Diagonal, FixedPrecision, Full, Gamma, Isotropic, Delta, GaussHermite, MonteCarlo)

@@ -2,9 +2,8 @@
 
     q(θ) = h(θ) exp(⟨λ, T(θ)⟩ − A(λ)),        μ = ∇A(λ) = E_q[T(θ)]
 
-λ, μ and T(θ) are plain tensors `(..., R, P)`: P parameters, R rows of statistics for each of them.
-Any leading axes (clients, samples) pass through every function, so the paper's equations are literal
-arithmetic on these tensors.
+λ, μ and T(θ) are plain tensors `(..., R, P)`: P parameters, R rows of statistics for each of them. Leading axes
+(clients, samples) pass through every function, so the paper's equations are arithmetic on these tensors.
 """
 
 from abc import ABC, abstractmethod
@@ -16,15 +15,15 @@ from torch import Tensor
 from fedual.errors import DomainError, InputError
 from fedual.families.quadrature import Rule
 
-SHORTEST = 1e-6
-"""A step of which not even this part stays inside the domain is not taken."""
+MIN_STEP = 1e-6
+"""Smallest fraction of a step that `Family.backtrack` tries before it stays where it is."""
 
 
 class Family(ABC):
-    """What every exponential family supplies; see CONTRIBUTING.md for a skeleton to copy."""
+    """The interface of an exponential family; CONTRIBUTING.md has a skeleton to copy."""
 
     domain: ClassVar[str]
-    """The condition that λ has to meet, in words, for error messages."""
+    """The condition that λ must meet, in words, for error messages."""
 
     @abstractmethod
     def rows(self, dim: int) -> int:
@@ -48,7 +47,7 @@ class Family(ABC):
 
     @abstractmethod
     def violations(self, lam: Tensor) -> Tensor:
-        """True where λ is outside the domain: `(..., P)`, or `(...)` if λ is judged as a whole."""
+        """True where λ is outside the domain: `(..., P)`, or `(...)` if the condition is on λ as a whole."""
 
     @abstractmethod
     def sample(self, lam: Tensor, num: int, generator: torch.Generator | None = None) -> Tensor:
@@ -64,16 +63,16 @@ class Family(ABC):
         return ~bad if bad.dim() == lam.dim() - 2 else ~bad.any(-1)
 
     def backtrack(self, lam: Tensor, target: Tensor) -> tuple[Tensor, float]:
-        """λ + t (target − λ), and t: the first of 1, ½, ¼, … that is inside the domain, which is convex and has λ."""
-        part = 1.0
-        while part > SHORTEST:
-            if self.inside(new := torch.lerp(lam, target, part)):
-                return new, part
-            part /= 2
+        """λ + t (target − λ) and t, the first of 1, ½, ¼, … inside the domain, which is convex and contains λ."""
+        step = 1.0
+        while step > MIN_STEP:
+            if self.inside(new := torch.lerp(lam, target, step)):
+                return new, step
+            step /= 2
         return lam, 0.0
 
     def log_base(self, theta: Tensor) -> Tensor:
-        """Log h(θ), `(..., P)` → `(...)`; zero unless a family says otherwise."""
+        """Log h(θ), `(..., P)` → `(...)`; zero by default."""
         return torch.zeros_like(theta[..., 0])
 
     def expected_log_base(self, lam: Tensor) -> Tensor:
@@ -82,6 +81,27 @@ class Family(ABC):
 
     def __str__(self) -> str:
         return type(self).__name__
+
+
+class Reparametrised(Family):
+    """A family whose draws are a function of λ and of standard-normal noise."""
+
+    @abstractmethod
+    def place(self, lam: Tensor, noise: Tensor) -> Tensor:
+        """θ from standard-normal ε, both `(..., P)`."""
+
+    def sample(self, lam: Tensor, num: int, generator: torch.Generator | None = None) -> Tensor:
+        """Standard-normal noise, placed."""
+        shape = (num, *lam.shape[:-2], lam.shape[-1])
+        return self.place(lam, torch.randn(shape, generator=generator, dtype=lam.dtype, device=lam.device))
+
+    def nodes(self, lam: Tensor, rule: Rule, step: int = 0) -> tuple[Tensor, Tensor]:
+        """The rule's nodes, placed."""
+        noise, weight = rule(lam.shape[-1], step, lam)
+        ones = (1,) * (lam.dim() - 2)
+        noise = noise.reshape(-1, *ones, lam.shape[-1]).expand(-1, *lam.shape[:-2], -1)
+        theta = self.place(lam, noise)
+        return theta, weight.reshape(-1, *ones).expand(theta.shape[:-1])
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
@@ -106,21 +126,27 @@ def entropy(family: Family, lam: Tensor) -> Tensor:
 
 
 def finite(x: Tensor) -> Tensor:
-    """True where a whole matrix is finite, `(..., R, P)` → `(...)`, without memory of its size."""
-    return x.amax((-2, -1)).isfinite() & x.amin((-2, -1)).isfinite()  # both are NaN where an entry is
+    """True where a whole matrix is finite, `(..., R, P)` → `(...)`, without allocating a tensor of its size."""
+    return x.amax((-2, -1)).isfinite() & x.amin((-2, -1)).isfinite()  # both are NaN if an entry is
+
+
+def require_all(valid: Tensor, message: str) -> None:
+    """Raise `DomainError` unless all entries are valid; `{}` in the message becomes the count of the others."""
+    if not valid.all():
+        raise DomainError(message.format(f"{int((~valid).sum())} of {valid.numel()}"))
 
 
 def check(family: Family, lam: Tensor, name: str = "λ") -> None:
-    """Raise if λ has a wrong shape (`InputError`) or is outside the domain (`DomainError`)."""
+    """Raise if λ has the wrong shape (`InputError`) or is outside the domain (`DomainError`)."""
     if lam.dim() < 2 or lam.shape[-2] != family.rows(lam.shape[-1]) or lam.shape[-1] == 0:
-        wanted = f"(..., {family.rows(lam.shape[-1]) if lam.dim() else 'R'}, P)"
-        raise InputError(f"{name} has shape {tuple(lam.shape)}, but {family} needs {wanted} with P ≥ 1.")
+        expected = f"(..., {family.rows(lam.shape[-1]) if lam.dim() else 'R'}, P)"
+        raise InputError(f"{name} has shape {tuple(lam.shape)}, but {family} needs {expected} with P ≥ 1.")
     if not lam.is_floating_point():
         raise InputError(f"{name} is {lam.dtype}: give floating-point numbers.")
     bad = family.violations(lam)
     if not bad.any():
         return
+    count, what = int(bad.sum()), "elements" if bad.dim() == lam.dim() - 1 else "matrices"
     where = ", ".join(str(tuple(i)) for i in bad.nonzero()[:5].tolist()) or "()"
-    more = ", …" if int(bad.sum()) > 5 else ""
-    of = f"{int(bad.sum())} of {bad.numel()} " + ("elements" if bad.dim() == lam.dim() - 1 else "matrices")
-    raise DomainError(f"{name} is outside the domain of {family} at {of} (index {where}{more}): {family.domain}.")
+    where = f"{count} of {bad.numel()} {what} (index {where}{', …' if count > 5 else ''})"
+    raise DomainError(f"{name} is outside the domain of {family} at {where}: {family.domain}.")

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 (`Family` documents these methods)
 """Gaussians: the four rows of the paper's table of exponential families (app. B.1).
 
 | family             | λ            | T(θ)      | μ               | ∇_μ E_q[ℓ]        | method              |
@@ -18,23 +19,22 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedual.errors import DomainError, InputError
-from fedual.families.base import Family, finite
-from fedual.families.quadrature import Rule
+from fedual.errors import InputError
+from fedual.families.base import Reparametrised, finite, require_all
 
 LOG_2PI = math.log(2 * math.pi)
-LEAST = 0.5
-"""In a step that leaves the domain, coordinates that lose more of their precision do not take part."""
+MIN_PRECISION_RATIO = 0.5
+"""In a step that leaves the domain, coordinates whose precision would fall below this ratio of itself do not move."""
 
 Curvature = Literal["none", "diagonal", "full"]
-"""How much of a Hessian is wanted."""
+"""The part of a Hessian that is computed."""
 
 
-class Gaussian(Family):
-    """N(m, S⁻¹): what the Gaussian families share."""
+class Gaussian(Reparametrised):
+    """N(m, S⁻¹), the interface of the Gaussian families."""
 
     curvature: ClassVar[Curvature] = "none"
-    """Which part of the Hessian the natural gradient needs."""
+    """The part of the Hessian that the natural gradient needs."""
 
     @abstractmethod
     def natural(self, mean: Tensor, precision: Tensor | float | None = None) -> Tensor:
@@ -49,41 +49,21 @@ class Gaussian(Family):
         """S as a matrix `(..., P, P)` for full precisions, its diagonal `(..., P)` otherwise."""
 
     @abstractmethod
-    def place(self, lam: Tensor, noise: Tensor) -> Tensor:
-        """θ = m + S^{−1/2} ε for standard-normal ε `(..., P)`."""
-
-    @abstractmethod
     def natural_gradient(self, lam: Tensor, gradient: Tensor, hessian: Tensor | None) -> Tensor:
         """∇_μ E_q[ℓ] from g = E_q[∇ℓ] and E_q[∇²ℓ] (matrix, diagonal or unused: see `curvature`)."""
-
-    def sample(self, lam: Tensor, num: int, generator: torch.Generator | None = None) -> Tensor:
-        """`num` draws of θ, `(num, ..., P)`."""
-        shape = (num, *lam.shape[:-2], lam.shape[-1])
-        noise = torch.randn(shape, generator=generator, dtype=lam.dtype, device=lam.device)
-        return self.place(lam, noise)
-
-    def nodes(self, lam: Tensor, rule: Rule, step: int = 0) -> tuple[Tensor, Tensor]:
-        """The rule's nodes, moved to N(m, S⁻¹)."""
-        noise, weight = rule(lam.shape[-1], step, lam)
-        ones = (1,) * (lam.dim() - 2)
-        shape = (len(noise), *lam.shape[:-2], lam.shape[-1])
-        theta = self.place(lam, noise.reshape(-1, *ones, lam.shape[-1]).expand(shape))
-        return theta, weight.reshape(-1, *ones).expand(theta.shape[:-1])
 
 
 @dataclass(frozen=True)
 class Diagonal(Gaussian):
-    """N(m, diag(s)⁻¹), λ = (sm, −½s) (Eq. 56)."""
+    """N(m, diag(s)⁻¹), λ = (sm, −½s) (Eq. 56), A(λ) = ½ Σ (s m² − log s + log 2π)."""
 
     domain = "every precision s = −2 λ[1] must be positive and finite"
     curvature: ClassVar[Curvature] = "diagonal"
 
     def rows(self, dim: int) -> int:
-        """Two."""
         return 2
 
     def statistic(self, theta: Tensor) -> Tensor:
-        """T(θ) = (θ, θ²)."""
         return torch.stack([theta, theta**2], -2)
 
     def natural(self, mean: Tensor, precision: Tensor | float | None = None) -> Tensor:
@@ -97,50 +77,41 @@ class Diagonal(Gaussian):
         return torch.stack([shift, -s.expand_as(shift) / 2], -2)
 
     def mean(self, lam: Tensor) -> Tensor:
-        """m = λ[0] / s."""
         return lam[..., 0, :] / self.precision(lam)
 
     def precision(self, lam: Tensor) -> Tensor:
-        """s = −2 λ[1]."""
         return -2 * lam[..., 1, :]
 
     def expectation(self, lam: Tensor) -> Tensor:
-        """μ = (m, m² + 1/s)."""
         mean = self.mean(lam)
         return torch.stack([mean, mean**2 + 1 / self.precision(lam)], -2)
 
     def from_expectation(self, mu: Tensor) -> Tensor:
-        """1/s = μ[1] − μ[0]²."""
         variance = mu[..., 1, :] - mu[..., 0, :] ** 2
-        if not (variance > 0).all():
-            bad = int((~(variance > 0)).sum())
-            raise DomainError(f"μ is not a Diagonal expectation: {bad} of {variance.numel()} variances ≤ 0.")
+        require_all(variance > 0, "μ is not a Diagonal expectation: {} variances ≤ 0.")
         return self.natural(mu[..., 0, :], 1 / variance)
 
     def log_partition(self, lam: Tensor) -> Tensor:
-        """A(λ) = ½ Σ (s m² − log s + log 2π)."""
         precision = self.precision(lam)
         return (lam[..., 0, :] ** 2 / precision - precision.log() + LOG_2PI).sum(-1) / 2
 
     def violations(self, lam: Tensor) -> Tensor:
-        """True where s ≤ 0 or an entry is not finite."""
         return ~(lam.isfinite().all(-2) & (lam[..., 1, :] < 0))
 
     def inside(self, lam: Tensor) -> Tensor:
-        """Two passes over λ, and no memory of its size: every client is asked in every round."""
+        """The same without temporaries, as every round asks for every client."""
         return finite(lam) & (lam[..., 1, :].amax(-1) < 0)
 
     def backtrack(self, lam: Tensor, target: Tensor) -> tuple[Tensor, float]:
-        """Coordinates that would lose more than half of their precision stay; the part of them that does not.
+        """Move all coordinates but those that would lose over half of their precision; and the fraction that moves.
 
-        With one t for all, a single one would hold the others back. And a t for each, which leaves it a part of its
-        precision s, would drive its mean λ[0]/s away, round after round.
+        A single step size t would let one coordinate hold back all others. A t for each coordinate would leave some
+        with a small precision s, and drive their means λ[0]/s away over the rounds.
         """
-        stay = self.precision(target) < LEAST * self.precision(lam)
+        stay = self.precision(target) < MIN_PRECISION_RATIO * self.precision(lam)
         return torch.where(stay.unsqueeze(-2), lam, target), 1 - float(stay.to(lam.dtype).mean())
 
     def place(self, lam: Tensor, noise: Tensor) -> Tensor:
-        """θ = m + ε/√s."""
         return self.mean(lam) + noise / self.precision(lam).sqrt()
 
     def natural_gradient(self, lam: Tensor, gradient: Tensor, hessian: Tensor | None) -> Tensor:
@@ -151,20 +122,18 @@ class Diagonal(Gaussian):
 
 @dataclass(frozen=True)
 class Full(Gaussian):
-    """N(m, S⁻¹), λ = (Sm, −½S), the matrix below the vector: P + 1 rows (Eq. 44).
+    """N(m, S⁻¹), λ = (Sm, −½S), the vector above the matrix (Eq. 44), A(λ) = ½ (mᵀSm − log det S + P log 2π).
 
-    Only the symmetric part of the matrix block counts, so the Fisher matrix in this layout is singular.
+    Only the symmetric part of the matrix block matters, so the Fisher matrix in this layout is singular.
     """
 
     domain = "the precision matrix S = −2 λ[1:] must be finite and positive definite"
     curvature: ClassVar[Curvature] = "full"
 
     def rows(self, dim: int) -> int:
-        """P + 1."""
         return dim + 1
 
     def statistic(self, theta: Tensor) -> Tensor:
-        """T(θ) = (θ, θθᵀ)."""
         return torch.cat([theta.unsqueeze(-2), theta.unsqueeze(-1) * theta.unsqueeze(-2)], -2)
 
     def natural(self, mean: Tensor, precision: Tensor | float | None = None) -> Tensor:
@@ -185,7 +154,6 @@ class Full(Gaussian):
         return -(lam[..., 1:, :] + lam[..., 1:, :].mT)
 
     def mean(self, lam: Tensor) -> Tensor:
-        """m = S⁻¹ λ[0]."""
         return torch.cholesky_solve(lam[..., 0, :, None], self._factor(lam))[..., 0]
 
     def covariance(self, lam: Tensor) -> Tensor:
@@ -196,31 +164,25 @@ class Full(Gaussian):
         return torch.linalg.cholesky(self.precision(lam))
 
     def expectation(self, lam: Tensor) -> Tensor:
-        """μ = (m, mmᵀ + S⁻¹)."""
         factor = self._factor(lam)
         mean = torch.cholesky_solve(lam[..., 0, :, None], factor)
         return torch.cat([mean.mT, mean @ mean.mT + torch.cholesky_inverse(factor)], -2)
 
     def from_expectation(self, mu: Tensor) -> Tensor:
-        """S⁻¹ = μ[1:] − μ[0] μ[0]ᵀ."""
         mean, second = mu[..., 0, :], (mu[..., 1:, :] + mu[..., 1:, :].mT) / 2
         covariance = second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
         factor, info = torch.linalg.cholesky_ex(covariance)
-        if info.any():
-            bad = int((info != 0).sum())
-            raise DomainError(f"μ is not a Full expectation: {bad} of {info.numel()} covariances are not positive.")
+        require_all(info == 0, "μ is not a Full expectation: {} covariances are not positive.")
         return self.natural(mean, torch.cholesky_inverse(factor))
 
     def log_partition(self, lam: Tensor) -> Tensor:
-        """A(λ) = ½ (mᵀSm − log det S + P log 2π)."""
         factor = self._factor(lam)
         half = torch.linalg.solve_triangular(factor, lam[..., 0, :, None], upper=False)[..., 0]
         log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return ((half**2).sum(-1) - log_det + lam.shape[-1] * LOG_2PI) / 2
 
     def violations(self, lam: Tensor) -> Tensor:
-        """True where S is not positive definite or an entry is not finite."""
-        return ~(lam.isfinite().all(-1).all(-1) & positive_definite(self.precision(lam)))
+        return ~(finite(lam) & positive_definite(self.precision(lam)))
 
     def place(self, lam: Tensor, noise: Tensor) -> Tensor:
         """θ = m + L⁻ᵀ ε with S = L Lᵀ."""
@@ -235,9 +197,9 @@ class Full(Gaussian):
 
 def positive_definite(matrix: Tensor) -> Tensor:
     """True where a matrix is symmetric (to rounding) and positive definite, `(..., P, P)` → `(...)`."""
-    finite = matrix.isfinite().all(-1).all(-1)
-    safe = torch.where(finite[..., None, None], matrix, torch.eye(matrix.shape[-1]).to(matrix))
-    return finite & symmetric(safe) & (torch.linalg.cholesky_ex(safe).info == 0)
+    is_finite = finite(matrix)
+    safe = torch.where(is_finite[..., None, None], matrix, torch.eye(matrix.shape[-1]).to(matrix))
+    return is_finite & symmetric(safe) & (torch.linalg.cholesky_ex(safe).info == 0)
 
 
 def symmetric(matrix: Tensor) -> Tensor:

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 (`Family` documents these methods)
 """The product of Gammas over (0, ∞)^P, the conjugate family of Poisson rates."""
 
 from dataclasses import dataclass
@@ -5,56 +6,47 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedual.errors import DomainError, InputError
-from fedual.families.base import Family
+from fedual.errors import InputError
+from fedual.families.base import Reparametrised, require_all
 from fedual.families.quadrature import Delta, Rule
 
 
 @dataclass(frozen=True)
-class Gamma(Family):
-    """q(θ) ∝ θ^{a−1} e^{−bθ}: λ = (a − 1, −b), T(θ) = (log θ, θ), μ = (ψ(a) − log b, a/b)."""
+class Gamma(Reparametrised):
+    """q(θ) ∝ θ^{a−1} e^{−bθ}: λ = (a − 1, −b), T = (log θ, θ), μ = (ψ(a) − log b, a/b), A = Σ log Γ(a) − a log b."""
 
     domain = "every shape a = λ[0] + 1 and every rate b = −λ[1] must be positive and finite"
 
     def rows(self, dim: int) -> int:
-        """Two."""
         return 2
 
     def natural(self, shape: Tensor, rate: Tensor) -> Tensor:
-        """λ = (a − 1, −b)."""
         return torch.stack(torch.broadcast_tensors(shape - 1, -rate), -2)
 
     def shape(self, lam: Tensor) -> Tensor:
-        """Shape a = λ[0] + 1."""
         return lam[..., 0, :] + 1
 
     def rate(self, lam: Tensor) -> Tensor:
-        """Rate b = −λ[1]."""
         return -lam[..., 1, :]
 
     def statistic(self, theta: Tensor) -> Tensor:
-        """T(θ) = (log θ, θ)."""
         return torch.stack([theta.log(), theta], -2)
 
     def log_partition(self, lam: Tensor) -> Tensor:
-        """A(λ) = Σ log Γ(a) − a log b."""
         return (torch.lgamma(self.shape(lam)) - self.shape(lam) * self.rate(lam).log()).sum(-1)
 
     def expectation(self, lam: Tensor) -> Tensor:
-        """μ = (ψ(a) − log b, a/b)."""
         shape, rate = self.shape(lam), self.rate(lam)
         return torch.stack([torch.digamma(shape) - rate.log(), shape / rate], -2)
 
     def from_expectation(self, mu: Tensor) -> Tensor:
         """Solve log a − ψ(a) = log μ[1] − μ[0] for a by Newton's method in log a; b = a/μ[1].
 
-        The last Newton step is the differentiable one: its derivative is that of the solution itself.
+        Only the last Newton step is differentiated: its derivative is that of the exact solution.
         """
         mean_log, mean = mu[..., 0, :], mu[..., 1, :]
         gap = mean.log() - mean_log
-        if not (gap > 0).all():
-            bad = int((~(gap > 0)).sum())
-            raise DomainError(f"μ is not a Gamma expectation: log μ[1] ≤ μ[0] at {bad} of {gap.numel()} elements.")
+        require_all(gap > 0, "μ is not a Gamma expectation: log μ[1] ≤ μ[0] at {} elements.")
         fixed = gap.detach()
         log_shape = ((3 - fixed + ((fixed - 3) ** 2 + 24 * fixed).sqrt()) / (12 * fixed)).log()
         for _ in range(8):
@@ -63,23 +55,16 @@ class Gamma(Family):
         return self.natural(shape, shape / mean)
 
     def violations(self, lam: Tensor) -> Tensor:
-        """True where a ≤ 0, b ≤ 0 or an entry is not finite."""
         return ~(lam.isfinite().all(-2) & (lam[..., 0, :] > -1) & (lam[..., 1, :] < 0))
 
-    def sample(self, lam: Tensor, num: int, generator: torch.Generator | None = None) -> Tensor:
-        """`num` draws of θ, `(num, ..., P)`."""
-        shape = (num, *lam.shape[:-2], lam.shape[-1])
-        noise = torch.randn(shape, generator=generator, dtype=lam.dtype, device=lam.device)
+    def place(self, lam: Tensor, noise: Tensor) -> Tensor:
+        """θ = F⁻¹(Φ(ε)) with the distribution function F."""
         return _quantile(self.shape(lam), noise) / self.rate(lam)
 
     def nodes(self, lam: Tensor, rule: Rule, step: int = 0) -> tuple[Tensor, Tensor]:
-        """θ = F⁻¹(Φ(ε)) at the rule's nodes ε, F the distribution function."""
         if isinstance(rule, Delta):
             raise InputError("The delta method needs a Gaussian: use GaussHermite or MonteCarlo with Gamma.")
-        dim, ones = lam.shape[-1], (1,) * (lam.dim() - 2)
-        noise, weight = rule(dim, step, lam)
-        theta = _quantile(self.shape(lam), noise.reshape(-1, *ones, dim)) / self.rate(lam)
-        return theta, weight.reshape(-1, *ones).expand(theta.shape[:-1])
+        return super().nodes(lam, rule, step)
 
 
 def _quantile(shape: Tensor, noise: Tensor) -> Tensor:

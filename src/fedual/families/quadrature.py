@@ -1,6 +1,7 @@
+# ruff: noqa: D102 (`Rule` documents these methods)
 """Rules for expectations: standard-normal nodes and weights, Σ_n w_n f(ε_n) ≈ E[f(ε)], ε ~ N(0, I).
 
-A rule is asked for nodes of a dimension; families turn them into points of their own distribution.
+A rule returns nodes in the requested dimension; families transform them to their own distribution.
 The delta method of the paper (E_q[ℓ] ≈ ℓ(m)) is the rule with one node at zero.
 """
 
@@ -15,14 +16,15 @@ from torch import Tensor
 from fedual.errors import InputError
 
 MAX_NODES = 200_000
+"""Limit of a grid, which grows exponentially with the dimension."""
 
 
 class Rule(Protocol):
-    """A source of nodes; `random` tells whether they change from step to step."""
+    """A source of nodes."""
 
     @property
     def random(self) -> bool:
-        """Whether two steps get different nodes."""
+        """True if the nodes change from step to step."""
         ...
 
     def __call__(self, dim: int, step: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,7 +39,6 @@ class Delta:
     random: bool = field(default=False, init=False, repr=False)
 
     def __call__(self, dim: int, step: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """One zero."""
         return like.new_zeros(1, dim), like.new_ones(1)
 
 
@@ -49,7 +50,6 @@ class GaussHermite:
     random: bool = field(default=False, init=False, repr=False)
 
     def __call__(self, dim: int, step: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """All `points ** dim` nodes."""
         if self.points**dim > MAX_NODES:
             raise InputError(
                 f"GaussHermite({self.points}) in {dim} dimensions needs {self.points}^{dim} nodes "
@@ -81,11 +81,9 @@ class MonteCarlo:
 
     @property
     def random(self) -> bool:
-        """Whether two steps get different nodes."""
         return self.fresh
 
     def __call__(self, dim: int, step: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """`samples` draws, each with its mirror image."""
         rng = np.random.default_rng([self.seed, step if self.fresh else 0])
         half = torch.from_numpy(rng.standard_normal((self.samples // 2, dim))).to(like)
         return torch.cat([half, -half]), like.new_full((self.samples,), 1 / self.samples)

@@ -1,68 +1,69 @@
-"""A site's ClientApp: a user gives a model and the site's data, fedual does the rest."""
+"""The app of a site: the user provides the model and the site's data, fedual answers the server's messages."""
 
 import hashlib
 import json
 import os
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedual import methods
 from fedual._version import __version__
-from fedual.contracts import Method, num_examples
-from fedual.errors import FedualError, InputError
-from fedual.evaluate import evaluate
-from fedual.families import Gaussian
+from fedual.algorithm import Broadcast, Method
+from fedual.algorithm.round import first_lam
+from fedual.errors import FedualError, InputError, require_count
+from fedual.families import Family, Gaussian, check
 from fedual.flower import wire
-from fedual.flower.site import Order, Site
+from fedual.flower.site import Request, Site
 from fedual.flower.vault import StateLost, opened
-from fedual.relative import average_steps, settled
-from fedual.rounds import ServerState, scheduled
-from fedual.solvers import Clients, Draws, Minibatches, Network
-from fedual.solvers.checks import check
-from fedual.solvers.network import Trainable
+from fedual.metrics import evaluate
+from fedual.networks import Clients, Draws, Minibatches, Network
+from fedual.networks.checks import check as check_data
+from fedual.parts import decode
+from fedual.settings import LocalTraining
 
 Data = Callable[[Mapping[str, Any]], tuple[Tensor, Tensor]]
-"""From a SuperNode's configuration, inputs and targets."""
+"""A function from a SuperNode's configuration to inputs and targets."""
+Content = tuple[Mapping[str, Tensor], Mapping[str, Any], Mapping[str, float]]
+"""The tensors, the settings and the figures of a reply."""
 
 
 def client_app(
-    model: nn.Module | Callable[[], nn.Module] | None = None,
+    model: nn.Module | Network | Callable[[], nn.Module | Network] | None = None,
     data: Data | None = None,
     *,
     test: Data | None = None,
     losses: Callable[[Mapping[str, Any]], Any] | None = None,
-    method: Method | None = None,
     loss: str | Callable[[Tensor, Tensor], Tensor] = "cross_entropy",
-    scale: float | None = None,
-    trainable: Trainable = None,
     about: Mapping[str, str] | None = None,
     device: str | None = None,
 ) -> ClientApp:
-    """The app that every site runs: `model` and `data`, or `losses` for problems that are no networks.
+    """The app that every site runs: with `model` and `data`, or with `losses` for problems that are not networks.
 
-    A SuperNode's `--node-config` names the client (`client-id`, or `partition-id`) and the folder in which its state
-    outlives the process (`state-dir`; `~/.fedual/state` unless given).
+    The server sends the method and its numbers as data. If a method has parts that you wrote, register them at every
+    site with `fedual.parts.register`.
+
+    A SuperNode's `--node-config` names the client (`client-id`, or `partition-id`) and the folder that keeps its state
+    when the process ends (`state-dir`, by default `~/.fedual/state`).
 
     Args:
-        model: The network, or a function that makes it; its trainable parameters come from the server.
-        data: Given the node's configuration, the site's `(x, y)`.
-        test: The same for examples on which the site evaluates; its training data unless given.
-        losses: Given the node's configuration, the site's loss: a stack of one, such as `fedual.solvers.Conjugate`.
-        method: What the server runs, where it is none that `fedual.methods.build` makes by name.
+        model: The network, or a function that makes it; the server sends its trainable parameters.
+        data: A function from the node's configuration to the site's `(x, y)`.
+        test: The same for the examples on which the site evaluates; by default its training data.
+        losses: A function from the node's configuration to the site's loss, a stack of one such as
+            `fedual.solvers.Conjugate`.
         loss: As in `fedual.fit`.
-        scale: As in `fedual.fit`.
-        trainable: As in `fedual.fit`.
         about: Facts that all sites and the server must agree on, e.g. `{"labels": "cat,dog", "pixels": "0…1"}`.
-        device: Where to train; a GPU where there is one, unless given.
+        device: The device to train on; by default a GPU if there is one.
     """
     if (losses is None) == (model is None or data is None):
         raise InputError("client_app needs a model and data, or losses.")
@@ -71,131 +72,165 @@ def client_app(
     @cache
     def network() -> Network:
         assert model is not None
-        return Network(model if isinstance(model, nn.Module) else model(), trainable).to(place)
+        return Network.of(model if isinstance(model, nn.Module | Network) else model()).to(place)
 
     @cache
-    def examples(of: Data, node: str) -> tuple[Tensor, Tensor]:
-        x, y = of(json.loads(node))
+    def load(source: Data, node: str) -> tuple[Tensor, Tensor]:
+        x, y = source(json.loads(node))
         return torch.as_tensor(x).to(place), torch.as_tensor(y).to(place)
 
-    def loss_of(context: Context, config: Mapping[str, Any], number: int) -> Any:
-        if losses is not None:
-            return losses(dict(context.node_config))
-        assert data is not None
-        x, y = examples(data, json.dumps(dict(context.node_config), sort_keys=True))
-        train = json.loads(config["train"])
-        draws = Own(train.pop("seed"), train.pop("noise"), train.pop("order"), number)
-        clients = Clients(x, y, [torch.arange(len(x))])
-        found = Minibatches(network(), clients, loss, draws, **train, scale=scale, round=config["round"])
-        check(found)
-        return found
-
-    def method_of(config: Mapping[str, Any]) -> Method:
-        if "method" in config:
-            found = methods.build(config["method"], **json.loads(config["settings"]))
-        elif method is None:
-            raise InputError("The server runs a method without a name: give it to client_app, too.")
-        else:
-            found = method
-        clients, total, train = config["clients"], config["examples"], json.loads(config["train"])
-        local = {name: train[name] for name in ("batch_size", "local_epochs", "local_steps")}
-        steps = average_steps(clients, total, **local)
-        return settled(found, clients, total, config["participation"], steps)
-
-    def size(context: Context) -> float:
-        """How many examples this site has."""
-        if losses is not None:
-            return float(num_examples(losses(dict(context.node_config))).sum())
-        assert data is not None
-        return float(len(examples(data, json.dumps(dict(context.node_config), sort_keys=True))[0]))
-
-    def site(context: Context, config: Mapping[str, Any]) -> Site:
-        return Site(name(context), lambda number: loss_of(context, config, number), folder(context))
-
-    def train(message: Message, context: Context) -> Message:
-        began, config = time.perf_counter(), wire.config_of(message.content)
-        found = site(context, config)
-        own = {"client": found.client, "nonce": config["nonce"], "payload": config["payload"]}
-        try:
-            tensors = {key: value.to(place) for key, value in wire.tensors_of(message.content).items()}
-            lam_g, start = tensors["lam_g"], tensors.get("start")
-            server = ServerState(tensors.get("prior", lam_g), lam_g, lam_g, config["round"], start, config["moved"])
-            now = config["schedule"], config["round"], config["rounds"], config["decay"], config["examples"]
-            answer = found.train(scheduled(method_of(config), *now), server, order(config))
-        except FedualError as error:
-            return Message(wire.pack({}, own | refusal(error)), reply_to=message)
-        metrics = {"num-examples": answer.examples, "seconds": time.perf_counter() - began, **answer.guards._asdict()}
-        return Message(wire.pack(answer.tensors, own, metrics), reply_to=message)
-
-    def query(message: Message, context: Context) -> Message:
-        config = wire.config_of(message.content)
-        found = site(context, config)
-        own = {"client": found.client, "nonce": config["nonce"]}
-        try:
-            if config["action"] == "share":
-                content = wire.pack({"eta": found.share(order(config))}, own)
-            else:
-                with opened(found.folder, config["experiment"], found.client) as vault:
-                    secret = hashlib.sha256(vault.secret.encode()).hexdigest()
-                known = {"examples": size(context)} if config.get("count") else {}
-                content = wire.pack({}, {**own, **known, "secret": secret, "facts": json.dumps(facts())})
-        except FedualError as error:
-            content = wire.pack({}, own | refusal(error))
-        return Message(content, reply_to=message)
-
-    def judge(message: Message, context: Context) -> Message:
-        config = wire.config_of(message.content)
-        own = {"client": name(context), "nonce": config["nonce"]}
-        assert data is not None
-        try:
-            x, y = examples(test or data, json.dumps(dict(context.node_config), sort_keys=True))
-            lam_g = wire.tensors_of(message.content)["lam_g"].to(place)
-            family = cast(Gaussian, method_of(config).family)
-            transform = lambda batch: network().inputs(batch, scale)
-            found = evaluate(
-                network(), family, lam_g, (x, y), transform=transform, loss=loss, samples=config["samples"]
-            )
-        except FedualError as error:
-            return Message(wire.pack({}, own | refusal(error)), reply_to=message)
-        return Message(wire.pack({}, own, {"num-examples": len(x), **found}), reply_to=message)
+    def examples(context: Context, source: Data | None = None) -> tuple[Tensor, Tensor]:
+        source = source or data
+        assert source is not None
+        return load(source, json.dumps(dict(context.node_config), sort_keys=True))
 
     @cache
     def facts() -> dict[str, str]:
-        return describe(network() if model is not None else None, method, loss, scale, about)
+        return shared_facts(network() if model is not None else None, loss, about)
+
+    def train(config: Mapping[str, Any], message: Message, context: Context) -> Content:
+        began = time.perf_counter()
+        with reading():
+            tensors = {key: value.to(place) for key, value in wire.tensors_of(message.content).items()}
+            method, round = parse_method(config["method"]), require_count("round", config["round"], 0)
+            training = json.loads(config["train"])
+            seed, request = training.pop("seed"), request_of(config)
+            local = LocalTraining.from_dict(training)
+            lam_g, start = tensors["lam_g"], tensors.get("start")
+            if model is not None and lam_g.shape[-1] != network().dim:
+                raise InputError(f"The server's λ_g has {lam_g.shape[-1]} parameters, the model {network().dim}.")
+            check(method.family, lam_g, "The server's λ_g")
+            first = first_lam(method, tensors.get("prior", lam_g), start) if method.server.remembers else lam_g
+            broadcast = Broadcast(lam_g, None if config["moved"] else start)
+
+        def loss_of(number: int) -> Any:
+            if losses is not None:
+                return losses(dict(context.node_config))
+            x, y = examples(context)
+            batches = Minibatches(
+                network(),
+                Clients(x, y, [torch.arange(len(x))]),
+                loss,
+                SiteDraws(seed, local.noise, local.order, number),
+                local.batch_size,
+                local.local_epochs,
+                local.local_steps,
+                round=round,
+            )
+            check_data(batches)
+            return batches
+
+        answer = Site(client_id(context), loss_of, state_folder(context)).train(method, broadcast, first, request)
+        figures = {"num-examples": answer.examples, "seconds": time.perf_counter() - began, **answer.guards._asdict()}
+        return answer.tensors, {}, figures
+
+    def query(config: Mapping[str, Any], message: Message, context: Context) -> Content:
+        client, folder = client_id(context), state_folder(context)
+        if config.get("action") == "share":
+            with reading():
+                request = request_of(config)
+            return {"eta": Site(client, lambda number: None, folder).share(request)}, {}, {}
+        with reading():
+            experiment = config["experiment"]
+        with opened(folder, experiment, client) as vault:
+            secret = hashlib.sha256(vault.secret.encode()).hexdigest()
+        own_losses = None if losses is None else losses(dict(context.node_config))
+        size = len(examples(context)[0]) if own_losses is None else float(own_losses.num_examples.sum())
+        return {}, {"examples": float(size), "facts": json.dumps(facts()), "secret": secret}, {}
+
+    def judge(config: Mapping[str, Any], message: Message, context: Context) -> Content:
+        with reading():
+            lam_g = wire.tensors_of(message.content)["lam_g"].to(place)
+            family, samples = decode(json.loads(config["family"])), require_count("samples", config["samples"], 0)
+            if not isinstance(family, Gaussian):
+                raise TypeError("the family is not Gaussian")
+            check(family, lam_g, "The server's λ_g")
+        x, y = examples(context, test)
+        transform = network().inputs
+        figures = evaluate(network(), family, lam_g, (x, y), transform=transform, loss=loss, samples=samples)
+        return {}, {}, {"num-examples": len(x), **figures}
 
     app = ClientApp()
-    app.train()(train)
-    app.query()(query)
-    app.evaluate()(judge)
+    app.train()(answering(train))
+    app.query()(answering(query))
+    app.evaluate()(answering(judge))
     return app
 
 
-def describe(
-    network: Network | None,
-    method: Method | None,
-    loss: str | Callable[..., Any],
-    scale: float | None,
-    about: Mapping[str, str] | None,
+def answering(
+    respond: Callable[[Mapping[str, Any], Message, Context], Content],
+) -> Callable[[Message, Context], Message]:
+    """A handler of Flower's messages that answers an error of fedual's with a refusal instead of a traceback."""
+
+    def handle(message: Message, context: Context) -> Message:
+        config = wire.config_of(message.content)
+        envelope = {"client": client_id(context), "nonce": config.get("nonce"), "payload": config.get("payload")}
+        try:
+            tensors, own, figures = respond(config, message, context)
+            content = wire.pack(tensors, {**envelope, **own}, figures)
+        except FedualError as error:
+            content = wire.pack({}, envelope | {"refusal": str(error), "lost": isinstance(error, StateLost)})
+        return Message(content, reply_to=message)
+
+    return handle
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Refuse a damaged message in one sentence, whatever its parser raises; nothing has been stored at that point."""
+    try:
+        yield
+    except FedualError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {wire.brief(error)}"
+        raise InputError(
+            f"The server's message cannot be read ({what}): run the same version of fedual at the server and all sites."
+        ) from None
+
+
+def parse_method(text: str) -> Method:
+    """The method of a round from its JSON."""
+    method = Method.from_dict(json.loads(text))
+    if not (isinstance(method.family, Family) and callable(method.solver) and callable(method.dual)):
+        raise TypeError("a part of the method has another type")
+    return method
+
+
+def request_of(config: Mapping[str, Any]) -> Request:
+    """What the server asks of this client."""
+    nonce, ack = str(config["nonce"]), config.get("ack")
+    if not re.fullmatch(r"\w+(\.\d+\.\d+)?", nonce):
+        raise ValueError("its nonce is damaged")
+    number, wait = require_count("number", config["number"], 0), float(config["wait"])
+    payload = str(config.get("payload", "full"))
+    return Request(config["experiment"], nonce, None if ack is None else str(ack), number, payload, wait)
+
+
+def shared_facts(
+    network: Network | None, loss: str | Callable[..., Any], about: Mapping[str, str] | None
 ) -> dict[str, str]:
     """What the server and all sites must agree on, by name."""
-    found = {**{key: str(value) for key, value in (about or {}).items()}, "fedual": __version__}
-    if method is not None:
-        found["method"] = repr(method)
+    facts = {**{key: str(value) for key, value in (about or {}).items()}, "fedual": __version__}
     if network is not None:
         layout = [(name, tuple(shape)) for name, shape in zip(network.names, network.shapes, strict=True)]
         frozen = network.state_dict(network.initial())
         digest = hashlib.sha256(f"{layout} {network.dtype} {network.model}".encode())
         for key in sorted(frozen.keys() - set(network.names)):
             digest.update(key.encode() + frozen[key].cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        found["model"] = digest.hexdigest()[:16]
-        found["loss"] = loss if isinstance(loss, str) else getattr(loss, "__qualname__", type(loss).__name__)
-        found["scale"] = str(None if scale is None else float(scale))
-    return found
+        facts["model"] = digest.hexdigest()[:16]
+        facts["loss"] = loss if isinstance(loss, str) else getattr(loss, "__qualname__", type(loss).__name__)
+        facts["scale"] = str(None if network.scale is None else float(network.scale))
+    return facts
 
 
 @dataclass(frozen=True)
-class Own(Draws):
-    """The draws of the client that has this number in the federation, and is alone here."""
+class SiteDraws(Draws):
+    """The random draws of one client of a federation at its own site, where it is the only client.
+
+    Args:
+        number: The client's number in the federation, on which its draws depend.
+    """
 
     number: int = 0
 
@@ -208,36 +243,19 @@ class Own(Draws):
         return super().permutation(round, epoch, self.number, size)
 
     def uniform(self, round: int, step: int, client: int, size: int, like: Tensor) -> Tensor:
-        """For its dropout masks."""
+        """Uniform numbers for its dropout masks."""
         return super().uniform(round, step, self.number, size, like)
 
 
-def refusal(error: FedualError) -> dict[str, Any]:
-    """What the server is told in the place of an answer."""
-    return {"refusal": str(error), "lost": isinstance(error, StateLost)}
-
-
-def order(config: Mapping[str, Any]) -> Order:
-    """What the server asks of this client."""
-    return Order(
-        config["experiment"],
-        config["nonce"],
-        config.get("ack"),
-        config["number"],
-        config.get("payload", "full"),
-        config["wait"],
-    )
-
-
-def name(context: Context) -> str:
-    """The client's id."""
-    found = context.node_config.get("client-id", context.node_config.get("partition-id"))
-    if found is None:
+def client_id(context: Context) -> str:
+    """The client's id from the node's configuration."""
+    name = context.node_config.get("client-id", context.node_config.get("partition-id"))
+    if name is None:
         raise InputError("This SuperNode has no name: start it with --node-config 'client-id=\"north\"'.")
-    return str(found)
+    return str(name)
 
 
-def folder(context: Context) -> Path:
-    """Where the client's state is."""
-    own = context.node_config.get("state-dir") or os.environ.get("FEDUAL_STATE")
-    return Path(str(own)) if own else Path.home() / ".fedual" / "state"
+def state_folder(context: Context) -> Path:
+    """The folder that keeps the client's state."""
+    configured = context.node_config.get("state-dir") or os.environ.get("FEDUAL_STATE")
+    return Path(str(configured)) if configured else Path.home() / ".fedual" / "state"

@@ -1,4 +1,4 @@
-"""Who is there: the handshake with every node, the choice of a round's clients, and messages with a deadline."""
+"""The connected clients: the handshake with every node, the choice of a round's clients, messages with a deadline."""
 
 import json
 import math
@@ -16,25 +16,32 @@ from flwr.serverapp import Grid
 from fedual.errors import FedualError, InputError, require_count, require_positive
 from fedual.flower import wire
 from fedual.flower.ledger import Ledger
-from fedual.relative import taking_part
+from fedual.flower.payload import KINDS
+from fedual.networks.randomness import num_asked
 
 POLL = 0.2
-"""Seconds between two looks for replies or nodes."""
+"""Seconds between two checks for replies or nodes."""
+LONGEST_ID = 200
+"""Letters of a client's id."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How long the server waits, for whom, and what it takes.
+    """How the server deals with sites: how long it waits, for whom, and what it takes.
 
     Args:
-        min_clients: A round starts only when so many are there.
+        min_clients: A round starts when so many clients are connected.
         wait: Seconds to wait for them; then the run stops.
         timeout: Seconds to wait for replies.
-        enough: When this share of the replies is there, the others have `grace` seconds left.
-        grace: For stragglers, for a newcomer before a round starts without it, and before one that was turned away is
-            asked again.
+        enough: When this share of the replies has arrived, the others have `grace` seconds left.
+        grace: Seconds for stragglers, for a new node before a round starts without it, and before a node that was
+            turned away is asked again.
         largest: An update counts only if its size KL(q_k ‖ q_g) + KL(q_g ‖ q_k) is at most this many times the usual
             one: the median of the round (of three or more), or the largest such median so far; None is no limit.
+        payload: "full", "bf16" or "int8": how λ_k − λ_g travels.
+        evaluate_clients: Let the sites evaluate every round on their own data.
+        readmit: Clients that lost their state, or were forgotten, and start again.
+        forget: Clients that leave for good: their duals are taken off.
     """
 
     min_clients: int = 2
@@ -43,8 +50,16 @@ class Policy:
     enough: float = 1.0
     grace: float = 30.0
     largest: float | None = 1e4
+    payload: str = "full"
+    evaluate_clients: bool = False
+    readmit: Sequence[str] = ()
+    forget: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        if self.payload not in KINDS:
+            raise InputError(f"payload = {self.payload!r}: choose {', '.join(KINDS)}.")
+        if both := {*self.readmit} & {*self.forget}:
+            raise InputError(f"{', '.join(sorted(both))} cannot be re-admitted and forgotten at once: choose one.")
         require_count("min_clients", self.min_clients)
         require_positive("enough", self.enough, most=1.0)
         for name in ("wait", "timeout", "grace"):
@@ -54,48 +69,57 @@ class Policy:
             require_positive("largest", self.largest)
 
 
-class Stranger(NamedTuple):
-    """A node that is no client."""
+class Rejection(NamedTuple):
+    """Why a node was turned away."""
 
-    client: str  # which it says it is
+    client: str  # the id that it claims
     why: str
-    lost: bool = False  # its state: it can be re-admitted
+    lost: bool = False  # it lost its state and can be re-admitted
+
+    def __str__(self) -> str:
+        return f"client {self.client} was turned away: {self.why}"
+
+
+class Candidate(NamedTuple):
+    """A node that passed the handshake and waits for admission."""
+
+    node: int
+    secret: str
+    examples: float | None
 
 
 @dataclass
 class Roster:
-    """The clients that are there, and the nodes at which they are.
+    """The connected clients and their nodes.
 
     Args:
-        experiment: Under which clients keep their state.
-        facts: What every site must have as the server has it.
+        experiment: The name under which clients keep their state.
+        facts: What every site must have in common with the server.
         policy: How long to wait.
-        count: Whether to ask sites how many examples they have.
         nodes: Client → node.
-        strangers: Node → why it was turned away.
+        rejected: Node → why it was turned away.
     """
 
     experiment: str
     facts: Mapping[str, str]
     policy: Policy
-    count: bool = False
     nodes: dict[str, int] = field(default_factory=dict)
-    strangers: dict[int, Stranger] = field(default_factory=dict)
-    _hellos: dict[str, tuple[int, float]] = field(default_factory=dict)  # message id → node, when
-    _come: dict[str, tuple[int, str, float | None]] = field(default_factory=dict)  # node, secret, examples: to admit
-    _again: float = -math.inf  # when strangers are asked again
+    rejected: dict[int, Rejection] = field(default_factory=dict)
+    _hellos: dict[str, tuple[int, float]] = field(default_factory=dict)  # message id → node, time
+    _candidates: dict[str, Candidate] = field(default_factory=dict)
+    _retry: float = -math.inf  # when rejected nodes are asked again
 
     def gather(self, grid: Grid, ledger: Ledger, wanted: Collection[str] | None = None) -> None:
-        """Shake hands with nodes that are new, until there are enough clients.
+        """Shake hands with new nodes until there are enough clients.
 
-        Nobody holds up a round twice: whoever does not answer is waited for when it is new, and heard when it does.
+        A node that does not answer delays one round at most; it is admitted when it answers later.
 
         Args:
-            grid: Flower's.
-            ledger: Where clients are admitted, in the order of their ids, not of their answers.
-            wanted: All of these must be there (or come without their state) in the place of `min_clients`.
+            grid: Flower's grid.
+            ledger: Admits the clients in the order of their ids, not of their answers.
+            wanted: All of these clients must be connected (or have lost their state), instead of `min_clients`.
         """
-        deadline, patience, told = time.monotonic() + self.policy.wait, -math.inf, -1
+        deadline, patience, logged = time.monotonic() + self.policy.wait, -math.inf, -1
         while True:
             now = time.monotonic()
             if self._greet(grid, now):
@@ -103,135 +127,136 @@ class Roster:
             self._hear(grid)
             if (not self._hellos or now >= patience) and not self._missing(wanted):
                 self._admit(ledger)
-            missing = self._missing(wanted)  # some may have been turned away
-            if not missing and not self._come:
+            missing = self._missing(wanted)  # again, because some may have been turned away
+            if not missing and not self._candidates:
                 return
             if missing and now >= deadline:
-                turned = "".join(f"; {self._words(stranger)}" for stranger in self.strangers.values())
+                rejected = "".join(f"; {rejection}" for rejection in self.rejected.values())
                 raise FedualError(
-                    f"After {self.policy.wait:g} s {missing}{turned}: start the missing SuperNodes and submit the run "
-                    "again."
+                    f"After {self.policy.wait:g} s {missing}{rejected}: start the missing SuperNodes and submit the "
+                    "run again."
                 )
-            if told != (told := len(self.nodes) + len(self._come)):
-                log(INFO, "%s clients are there, and more are waited for", told)
+            if logged != (logged := len(self.nodes) + len(self._candidates)):
+                log(INFO, "%s clients are there, and more are waited for", logged)
             time.sleep(POLL)
 
     def choose(self, ledger: Ledger, turn: Sequence[int], participation: float) -> list[str]:
-        """The clients of a round: the first in `turn`; the places of those that are not there are taken by others."""
+        """The clients of a round: the first of `turn` (clients' numbers) that are connected."""
         names = {number: client for client, number in ledger.numbers.items()}
-        most = taking_part(len(ledger.members), participation)
-        there = [names[number] for number in turn if names[number] in self.nodes]
-        return sorted(there[:most], key=ledger.numbers.__getitem__)
+        count = num_asked(len(ledger.members), participation)
+        connected = [names[number] for number in turn if names[number] in self.nodes]
+        return sorted(connected[:count], key=ledger.numbers.__getitem__)
 
     def exchange(self, grid: Grid, messages: Sequence[Message], timeout: float, enough: float = 1.0) -> list[Message]:
-        """Send, and gather replies until all are there, or it takes too long; `enough` as in `Policy`."""
+        """Send messages and collect the replies that arrive in time; `enough` as in `Policy`."""
         if not messages:
             return []
         waiting = {id for id in grid.push_messages(messages) if id}
-        found, deadline = list[Message](), time.monotonic() + timeout
+        replies, deadline = list[Message](), time.monotonic() + timeout
         while waiting and time.monotonic() < deadline:
             new = list(grid.pull_messages(waiting))
-            late = len(found) < enough * len(messages) <= len(found) + len(new)
-            found += new
+            suffices = len(replies) < enough * len(messages) <= len(replies) + len(new)
+            replies += new
             waiting -= {message.metadata.reply_to_message_id for message in new}
-            if late:
+            if suffices:
                 deadline = min(deadline, time.monotonic() + self.policy.grace)
             if waiting:
                 time.sleep(POLL)
-        return found
+        return replies
 
     def dismiss(self, client: str) -> None:
-        """Shake hands anew with whoever says that it is this client."""
+        """Forget the handshakes with nodes that claim to be this client."""
         self.nodes.pop(client, None)
-        self.strangers = {node: stranger for node, stranger in self.strangers.items() if stranger.client != client}
+        self.rejected = {node: rejection for node, rejection in self.rejected.items() if rejection.client != client}
 
     def _greet(self, grid: Grid, now: float) -> bool:
-        """Ask nodes that are new who they are, and after a while those again that were turned away; is any new?"""
-        there = set(grid.get_node_ids())
-        self.nodes = {client: node for client, node in self.nodes.items() if node in there}
-        self._come = {client: own for client, own in self._come.items() if own[0] in there}
-        self.strangers = {node: stranger for node, stranger in self.strangers.items() if node in there}
-        # an answer can be lost: in time, another one is asked for
-        fresh = lambda node, when: node in there and now < when + self.policy.wait
-        self._hellos = {id: own for id, own in self._hellos.items() if fresh(*own)}
-        asked = {own[0] for own in (*self._hellos.values(), *self._come.values())}
-        new = there - set(self.nodes.values()) - asked - self.strangers.keys()
+        """Say hello to new nodes, and after a while to rejected ones again; whether there are new nodes."""
+        connected = set(grid.get_node_ids())
+        self.nodes = {client: node for client, node in self.nodes.items() if node in connected}
+        self._candidates = {client: each for client, each in self._candidates.items() if each.node in connected}
+        self.rejected = {node: rejection for node, rejection in self.rejected.items() if node in connected}
+        # an answer can be lost: after `wait` seconds another one is asked for
+        recent = lambda node, when: node in connected and now < when + self.policy.wait
+        self._hellos = {id: hello for id, hello in self._hellos.items() if recent(*hello)}
+        asked = {node for node, _ in self._hellos.values()} | {each.node for each in self._candidates.values()}
+        new = connected - set(self.nodes.values()) - asked - self.rejected.keys()
         again = set[int]()
-        if now >= self._again:
-            again, self._again = self.strangers.keys() - asked, now + self.policy.grace
+        if now >= self._retry:
+            again, self._retry = self.rejected.keys() - asked, now + self.policy.grace
         messages = [Message(wire.pack({}, self._hello()), node, MessageType.QUERY) for node in sorted(new | again)]
         if messages:
             grid.push_messages(messages)
-        self._hellos |= {one.metadata.message_id: (one.metadata.dst_node_id, now) for one in messages}
+        self._hellos |= {each.metadata.message_id: (each.metadata.dst_node_id, now) for each in messages}
         return bool(new)
 
-    def _hello(self) -> dict[str, str | bool]:
-        return {"action": "hello", "experiment": self.experiment, "nonce": secrets.token_hex(8), "count": self.count}
+    def _hello(self) -> dict[str, str]:
+        return {"action": "hello", "experiment": self.experiment, "nonce": secrets.token_hex(8)}
 
     def _hear(self, grid: Grid) -> None:
-        """Tell the sites that agree with the server on everything from those that do not, which are named."""
+        """Read the answers to hellos: sites that agree with the server become candidates, others are rejected."""
         for message in grid.pull_messages(list(self._hellos)) if self._hellos else ():
             node, _ = self._hellos.pop(message.metadata.reply_to_message_id, (None, None))
             if node is None:
                 continue
             config = {} if message.has_error() else wire.config_of(message.content)
-            client, secret, examples = config.get("client"), config.get("secret"), config.get("examples")
-            if (why := wire.failure(message)) is not None:
-                self._turn_away(
-                    node, Stranger(wire.brief(client or f"at node {node}"), why, config.get("lost") is True)
-                )
-            elif not isinstance(client, str) or not client.isprintable() or not 0 < len(client) <= 200:
-                self._turn_away(node, Stranger(wire.brief(client), "a client's id is a text of at most 200 letters"))
-            elif not isinstance(secret, str) or not secret:
-                self._turn_away(node, Stranger(client, "it shows no secret"))
-            elif self.count and not (isinstance(examples, int | float) and 0 < examples < math.inf):
-                self._turn_away(node, Stranger(client, "it does not say how many examples it has"))
-            elif (why := self._differs(config)) is not None:
-                self._turn_away(node, Stranger(client, why))
-            elif client in self._come or client in self.nodes:
-                self._turn_away(node, Stranger(client, "another node has this id now"))
+            if rejection := self._reject(node, message, config):
+                self._turn_away(node, rejection)
             else:
-                self._come[client] = node, secret, examples if self.count else None
+                examples = float(config["examples"])
+                self._candidates[config["client"]] = Candidate(node, config["secret"], examples)
+
+    def _reject(self, node: int, message: Message, config: Mapping[str, Any]) -> Rejection | None:
+        """Why the site that sent this answer is turned away; None if it is not."""
+        client, secret, examples = config.get("client"), config.get("secret"), config.get("examples")
+        if (why := wire.failure(message)) is not None:
+            return Rejection(wire.brief(client or f"at node {node}"), why, config.get("lost") is True)
+        if not isinstance(client, str) or not client.isprintable() or not 0 < len(client) <= LONGEST_ID:
+            return Rejection(wire.brief(client), f"a client's id is a text of at most {LONGEST_ID} letters")
+        if not isinstance(secret, str) or not secret:
+            return Rejection(client, "it shows no secret")
+        if not (isinstance(examples, int | float) and 0 < examples < math.inf):
+            return Rejection(client, "it does not say how many examples it has")
+        if (why := self._difference(config)) is not None:
+            return Rejection(client, why)
+        if client in self._candidates or client in self.nodes:
+            return Rejection(client, "another node has this id now")
+        return None
 
     def _admit(self, ledger: Ledger) -> None:
-        """Take in those that have come, if they are who they were before."""
+        """Admit the candidates whose secret is the one they had before."""
         number = lambda client: (0, int(client), "") if client.isdecimal() else (1, 0, client)
-        for client in sorted(self._come, key=number):
-            node, secret, examples = self._come.pop(client)
+        for client in sorted(self._candidates, key=number):
+            node, secret, examples = self._candidates.pop(client)
             if (why := ledger.admit(client, secret, examples)) is not None:
-                self._turn_away(node, Stranger(client, why, client not in ledger.forgotten))
+                self._turn_away(node, Rejection(client, why, client not in ledger.forgotten))
             else:
                 self.nodes[client] = node
-                self.strangers.pop(node, None)
+                self.rejected.pop(node, None)
 
     def _missing(self, wanted: Collection[str] | None) -> str:
-        """What is still missing, in words."""
-        there = self.nodes.keys() | self._come.keys()
+        """Which clients are missing, in words; empty if none is."""
+        present = self.nodes.keys() | self._candidates.keys()
         if wanted is None:
-            few = len(there) < self.policy.min_clients
-            return f"{len(there)} clients are there, {self.policy.min_clients} are needed" if few else ""
-        absent = set(wanted) - there - {stranger.client for stranger in self.strangers.values() if stranger.lost}
+            few = len(present) < self.policy.min_clients
+            return f"{len(present)} clients are there, {self.policy.min_clients} are needed" if few else ""
+        absent = set(wanted) - present - {rejection.client for rejection in self.rejected.values() if rejection.lost}
         names = ", ".join(sorted(absent))
         return f"{names} must be there, or be forgotten, to count Σ η anew" if absent else ""
 
-    def _differs(self, config: Mapping[str, Any]) -> str | None:
-        """In what a site differs from the server."""
+    def _difference(self, config: Mapping[str, Any]) -> str | None:
+        """The first fact in which a site differs from the server."""
         try:
-            theirs = json.loads(str(config.get("facts")))
+            facts = json.loads(str(config.get("facts")))
         except (ValueError, RecursionError):
-            theirs = None
-        if not isinstance(theirs, dict):
+            facts = None
+        if not isinstance(facts, dict):
             return "it does not say what it runs"
-        for key in sorted(self.facts.keys() | theirs.keys()):
-            if self.facts.get(key) != theirs.get(key):
-                return wire.brief(f"its {key} is {theirs.get(key)}, the server's {self.facts.get(key)}")
+        for key in sorted(self.facts.keys() | facts.keys()):
+            if self.facts.get(key) != facts.get(key):
+                return wire.brief(f"its {key} is {facts.get(key)}, the server's {self.facts.get(key)}")
         return None
 
-    def _turn_away(self, node: int, stranger: Stranger) -> None:
-        if self.strangers.get(node) != stranger:  # say it once
-            log(WARNING, self._words(stranger))
-        self.strangers[node] = stranger
-
-    @staticmethod
-    def _words(stranger: Stranger) -> str:
-        return f"client {stranger.client} was turned away: {stranger.why}"
+    def _turn_away(self, node: int, rejection: Rejection) -> None:
+        if self.rejected.get(node) != rejection:  # log it once
+            log(WARNING, str(rejection))
+        self.rejected[node] = rejection

@@ -1,7 +1,7 @@
-"""Flower's simulation engine as a backend: every client a task of Ray, here or on a cluster.
+"""Flower's simulation engine as a backend: every client is a task of Ray, on this machine or on a cluster.
 
-It is slower than fedual's own engines by far; it is there to check the deployment against them, and for those whose
-machines Ray already holds together.
+It is much slower than fedual's own engines. It serves to check the deployment against them, and users with a Ray
+cluster.
 """
 
 import os
@@ -20,37 +20,38 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedual.contracts import Method
+from fedual.algorithm import Method
 from fedual.errors import FedualError, InputError
 from fedual.flower.client import client_app
 from fedual.flower.roster import Policy
 from fedual.flower.strategy import BayesianADMM
-from fedual.solvers import Clients
+from fedual.methods import MethodSpec
+from fedual.networks import Clients, Network
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 class Portable(ClientApp):
-    """An app that travels to Ray's workers as the function that makes it, and is made once in each."""
+    """An app that is sent to Ray's workers as a function, which makes the app once in each worker."""
 
-    made: ClassVar[dict[str, ClientApp]] = {}
+    apps: ClassVar[dict[str, ClientApp]] = {}
 
     def __init__(self, key: str, make: Callable[[], ClientApp]):
         super().__init__()
         self.key, self.make = key, make
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """What the app answers."""
-        if self.key not in self.made:
-            self.made.clear()
-            self.made[self.key] = self.make()
-        return self.made[self.key](message, context)
+        """The app's reply."""
+        if self.key not in self.apps:
+            self.apps.clear()
+            self.apps[self.key] = self.make()
+        return self.apps[self.key](message, context)
 
 
 def _examples(clients: Clients) -> dict[str, Tensor]:
-    """All clients' examples in a file, which every message would carry otherwise."""
+    """The tensors of the file from which workers read their clients' examples, so that no message carries them."""
     if clients.weights is not None:
-        raise InputError("Flower's engine does not take weights of examples: use another one.")
+        raise InputError("Flower's engine does not take weights of examples: use another engine.")
     rows = {f"part.{number}": part.long().contiguous() for number, part in enumerate(clients.parts)}
     return {"x": clients.x.cpu().contiguous(), "y": clients.y.cpu().contiguous(), **rows}
 
@@ -63,44 +64,47 @@ def _site(examples: Path, number: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What `fedual.training.Run` has, of a run on Flower."""
+    """A run on Flower with the attributes of `fedual.run.Run` that the command line needs."""
 
     strategy: BayesianADMM
     path: Path
 
     @property
+    def method(self) -> Method:
+        """The method with the numbers of this federation."""
+        return self.strategy.resolved
+
+    @property
     def history(self) -> Sequence[Mapping[str, Any]]:
-        """One record a round."""
+        """One record for every round."""
         return self.strategy.history
 
 
 def simulate(
-    model: nn.Module,
+    model: nn.Module | Network,
     clients: Clients,
-    method: Method,
+    method: str | MethodSpec | Method,
     rounds: int,
     *,
     out: str | os.PathLike[str],
     seed: int = 0,
     cpus: float = 1.0,
     gpus: float = 0.0,
-    scale: float | None = None,
     loss: str = "cross_entropy",
     **settings: Any,
 ) -> Simulated:
-    """Train on Flower's simulation engine; the answer is that of `fedual.fit` with the same arguments.
+    """Train on Flower's simulation engine; the result is that of `fedual.fit` with the same arguments.
 
     Args:
-        model: As in `fedual.fit`, and so the others.
-        clients: See there.
-        method: See there.
-        rounds: See there.
+        model: As in `fedual.fit`.
+        clients: The clients' examples, without weights.
+        method: As in `fedual.fit`.
+        rounds: Rounds of communication.
         out: The run's folder, which also holds the clients' state.
-        seed: See there.
-        cpus: Of each client's task.
-        gpus: Of each client's task.
-        scale: See `fedual.fit`.
-        loss: See there.
+        seed: As in `fedual.fit`.
+        cpus: CPU cores for each client's task.
+        gpus: GPUs for each client's task; may be a fraction.
+        loss: As in `fedual.fit`.
         settings: Further arguments of `BayesianADMM`.
     """
     if find_spec("ray") is None:
@@ -110,7 +114,7 @@ def simulate(
     folder, failed = Path(out).absolute(), list[Exception]()
     policy = Policy(min_clients=len(clients))
     strategy = BayesianADMM(
-        model, method, rounds, experiment="simulation", out=folder, seed=seed, scale=scale, loss=loss, policy=policy,
+        model, method, rounds, experiment="simulation", out=folder, seed=seed, loss=loss, policy=policy,
         **settings,
     )  # fmt: skip
     server = ServerApp()
@@ -120,7 +124,7 @@ def simulate(
         try:
             strategy.start(grid)
         except Exception as error:
-            failed.append(error)  # Flower would only say that the app crashed
+            failed.append(error)  # Flower itself would only report that the app crashed
 
     device = "cuda" if gpus and torch.cuda.is_available() else "cpu"
     before = dict(os.environ)
@@ -128,7 +132,7 @@ def simulate(
         examples = Path(home) / "examples.safetensors"
         save_file(_examples(clients), examples)
         site = lambda node: _site(examples, int(node["partition-id"]))
-        make = lambda: client_app(model, site, method=method, scale=scale, loss=loss, device=device)
+        make = lambda: client_app(model, site, loss=loss, device=device)
         app = Portable(str(examples), make)
         os.environ |= {**QUIET, "FLWR_HOME": home, "FEDUAL_STATE": str(folder / "clients")}
         try:

@@ -1,8 +1,8 @@
-"""A site's part of a round, without networking: Eq. 15 and 16, and what is kept until the server says that it counted.
+"""A client's part of a round at its site, without networking: Eq. 15 and 16 with the client's own loss.
 
-The site keeps η_k and what its solver carries in a `Vault`, and sends λ_k: the server infers the step of the dual where
-it is γ(λ_k − λ_g), and is sent the step itself where it cannot. With a payload that is not "full" the server decodes
-λ̂_k ≠ λ_k, and the site steps with λ̂_k too, so that both sides have the same Σ_k η_k.
+The site keeps η_k and the solver's state in a `Vault` until the server says which round counted, and sends λ_k. It
+also sends the change of η_k if the server cannot infer it from λ_k. If λ_k − λ_g is compressed, the server decodes a
+λ̂_k ≠ λ_k, and the site updates its dual with λ̂_k, too, so that both sides have the same Σ_k η_k.
 """
 
 from collections.abc import Callable
@@ -13,33 +13,33 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedual import admm
-from fedual.admm import Update, server_start
-from fedual.contracts import Guards, Method, Solution, num_examples
-from fedual.duals import Natural, Zero
+from fedual.algorithm import Broadcast, ClientState, Guards, Method, Natural, Zero, client_init, client_step
 from fedual.errors import DomainError, InputError
 from fedual.flower.payload import encode
-from fedual.flower.vault import opened
-from fedual.rounds import Rows, ServerState, problem_of, row, rows_of
+from fedual.flower.vault import Rows, opened
 
 
-class Order(NamedTuple):
+class Request(NamedTuple):
     """What the server asks of one client in one round."""
 
     experiment: str
-    nonce: str  # of this attempt at a round
-    ack: str | None  # nonce of the last round of this client that counted
-    number: int  # the client's, which its random draws depend on
+    nonce: str  # the name of this attempt at a round
+    ack: str | None  # nonce of the client's last round that counted
+    number: int  # the client's number, on which its random draws depend
     payload: str = "full"
-    wait: float = 60.0  # seconds, where an earlier message is still being answered
+    wait: float = 60.0  # seconds to wait for an earlier message that is still being answered
 
 
 class Answer(NamedTuple):
-    """What a site sends: `lam`, or the parts of a shortened λ_k − λ_g; `eta_change` and `before` where needed."""
+    """What a site sends: `lam` or the parts of a compressed λ_k − λ_g, and `eta_change` and `before` if needed."""
 
     tensors: dict[str, Tensor]
     examples: float  # N_k
     guards: Guards
+
+
+FEEDBACK = "feedback"
+"""The row of a vault with the part of λ_k − λ_g that compression has withheld so far."""
 
 
 @dataclass(frozen=True)
@@ -48,81 +48,88 @@ class Site:
 
     Args:
         client: Its id, the same in every run.
-        losses: Given the client's number, its loss ℓ_k: a stack of one.
-        folder: Where its state is kept.
+        losses: A function from the client's number to its loss ℓ_k, a stack of one.
+        folder: The folder that keeps its state.
     """
 
     client: str
     losses: Callable[[int], Any]
     folder: Path
 
-    def train(self, method: Method, server: ServerState, order: Order) -> Answer:
-        """Lines 1 and 2; the new state is kept as pending.
+    def train(self, method: Method, broadcast: Broadcast, first: Tensor, request: Request) -> Answer:
+        """Run lines 1 and 2, and keep the new state as pending.
+
+        Args:
+            method: The method of this round.
+            broadcast: What the server sent.
+            first: The λ `(R, P)` of a client that has no state yet.
+            request: What is asked of this client.
 
         Raises:
             StateLost: The state here is not the one that the server counted.
             DomainError: The update left the domain.
-            InputError: A later message was answered before.
+            InputError: A later message was already answered.
         """
-        remembers = method.server.remembers  # the first λ_g, which the simulator's clients start at, too
-        fresh = row(method, server_start(method, server.prior, server.start) if remembers else server.lam_g)
-        if order.payload != "full":
-            fresh["feedback"] = torch.zeros_like(server.lam_g)
-        if not fresh:  # FedAvg and its like keep nothing
-            return self._solve(method, server, order, fresh)[0]
-        with opened(self.folder, order.experiment, self.client, order.wait) as vault:
-            if vault.answered is not None and overtaken(order.nonce, vault.answered):
-                raise InputError(f"Client {self.client} has answered a later message than {order.nonce}: ignore it.")
-            rows = vault.settle(order.ack)
-            answer, kept = self._solve(method, server, order, fresh | (rows or {}))
-            vault.put(order.nonce, kept)
+        fresh = {name: value[0] for name, value in client_init(method, first).rows().items()}
+        if request.payload != "full":
+            fresh[FEEDBACK] = torch.zeros_like(broadcast.lam_g)
+        if not fresh:  # FedAvg and FedProx keep nothing
+            return self._solve(method, broadcast, request, fresh)[0]
+        with opened(self.folder, request.experiment, self.client, request.wait) as vault:
+            if vault.answered is not None and overtaken(request.nonce, vault.answered):
+                raise InputError(f"Client {self.client} has answered a later message than {request.nonce}: ignore it.")
+            rows = vault.settle(request.ack)
+            answer, kept = self._solve(method, broadcast, request, fresh | (rows or {}))
+            vault.put(request.nonce, kept)
         return answer
 
-    def share(self, order: Order) -> Tensor:
-        """η_k as the server counted it, for a new Σ_k η_k."""
-        with opened(self.folder, order.experiment, self.client, order.wait) as vault:
-            rows = vault.settle(order.ack)
-        assert rows is not None
+    def share(self, request: Request) -> Tensor:
+        """Return η_k as the server counted it, from which Σ_k η_k is computed anew."""
+        with opened(self.folder, request.experiment, self.client, request.wait) as vault:
+            rows = vault.settle(request.ack)
+        if rows is None or "eta" not in rows:
+            raise InputError(f"Client {self.client} has no dual in round {request.ack}: leave it out.")
         return rows["eta"]
 
-    def _solve(self, method: Method, server: ServerState, order: Order, rows: Rows) -> tuple[Answer, Rows]:
-        losses = self.losses(order.number)
-        names = tuple(name for name in rows if name != "feedback")
-        problem = problem_of(method, server, losses, {name: rows[name][None] for name in names})
-        update = admm.client_update(method, problem)
-        if not update.ok:
-            raise DomainError(f"The update of client {self.client} left the domain of {method.family}.")
-        kept: Rows = {}
-        if order.payload == "full":
-            tensors = {"lam": update.lam[0]}
-        else:
-            change = update.lam[0] - server.lam_g
-            tensors, decoded, feedback = encode(change, order.payload, rows["feedback"])
+    def _solve(self, method: Method, broadcast: Broadcast, request: Request, rows: Rows) -> tuple[Answer, Rows]:
+        losses, family, lam_g = self.losses(request.number), method.family, broadcast.lam_g
+        state = {name: value[None].to(lam_g.device) for name, value in rows.items() if name != FEEDBACK}
+        sent, kept, left = dict[str, Tensor](), dict[str, Tensor](), "left the domain"
+
+        def compress(lam: Tensor) -> Tensor:
+            """λ_k as the server will decode it; `client_step` refuses it if decoding moves it out of the domain."""
+            nonlocal left
+            if not family.inside(lam):
+                return lam
+            parts, decoded, feedback = encode(lam[0] - lam_g, request.payload, rows[FEEDBACK])
             assert feedback is not None
-            lam = (server.lam_g + decoded)[None]
-            if not method.family.inside(lam):
-                raise DomainError(
-                    f"The update of client {self.client} left the domain of {method.family} when it was shortened to "
-                    f"{order.payload}: send it in full."
-                )
-            kept["feedback"] = feedback
-            eta = admm.dual_update(method, problem, Solution(lam, update.carry))
-            update = Update(update.ok, lam, eta, update.carry, update.guards)
-        kept |= {name: value[0] for name, value in rows_of(update, names).items()}
+            sent.update(parts)
+            kept[FEEDBACK] = feedback
+            left = f"left the domain when it was compressed to {request.payload}"
+            return (lam_g + decoded)[None]
+
+        transmit = None if request.payload == "full" else compress
+        upload, new = client_step(method, broadcast, ClientState.from_rows(state), losses, transmit)
+        if not upload.ok:
+            remedy = ": send it in full." if FEEDBACK in kept else "."
+            raise DomainError(f"The update of client {self.client} {left} of {family}{remedy}")
+        if transmit is None:
+            sent["lam"] = upload.lam[0]
         if not isinstance(method.dual, Natural | Zero):
-            tensors["eta_change"] = (update.eta - problem.whole(problem.eta))[0]
+            assert upload.eta_change is not None
+            sent["eta_change"] = upload.eta_change[0]
         if method.server.remembers:
-            tensors["before"] = rows["lam"]
-        sent = {name: value.cpu() for name, value in tensors.items()}
-        answer = Answer(sent, float(num_examples(losses)[0]), update.guards.each(float))
-        return answer, {name: value.cpu() for name, value in kept.items()}
+            sent["before"] = rows["lam"]
+        kept |= {name: value[0] for name, value in new.rows().items()}
+        cpu = lambda tensors: {name: value.cpu() for name, value in tensors.items()}
+        return Answer(cpu(sent), float(losses.num_examples[0]), upload.guards.each(float)), cpu(kept)
 
 
 def overtaken(nonce: str, answered: str) -> bool:
     """Whether an attempt at a round is older than the one that was answered last.
 
-    Messages can overtake each other. To answer the older one would put its state in the place of one that may have
-    counted by now. Attempts of different servers cannot be compared.
+    Messages can overtake each other. If the older one were answered, its state could replace one that has counted in
+    the meantime. Attempts of servers with different ledgers cannot be compared.
     """
-    (id, *age), (other, *last) = nonce.split("."), answered.split(".")
-    return id == other and [int(part) for part in age] < [int(part) for part in last]
+    (ledger, *age), (other, *last) = nonce.split("."), answered.split(".")
+    return ledger == other and [int(part) for part in age] < [int(part) for part in last]

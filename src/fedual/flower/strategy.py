@@ -1,8 +1,8 @@
-"""The server's strategy: any method of fedual on Flower's Message API, each round of each client counted once."""
+"""The server's strategy on Flower's Message API: any method of fedual, every round of every client counted once."""
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, cast
@@ -14,153 +14,112 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
 from fedual import methods
-from fedual.contracts import Method
-from fedual.errors import DivergedError, FedualError, InputError, require_count, require_positive
-from fedual.evaluate import evaluate
+from fedual.algorithm import Method, server_init
+from fedual.defaults import Federation, resolve, resolve_training
+from fedual.errors import DivergedError, FedualError, InputError, require_count
 from fedual.families import Gaussian, is_point
-from fedual.flower import folder, wire
-from fedual.flower.client import describe
+from fedual.flower import run_folder, wire
+from fedual.flower.client import shared_facts
 from fedual.flower.ledger import Ledger, Reply
-from fedual.flower.payload import KINDS
-from fedual.flower.recount import recount
+from fedual.flower.readmission import recount
 from fedual.flower.replies import averaged, by_client, reply_of
 from fedual.flower.roster import Policy, Roster
+from fedual.methods import MethodSpec
+from fedual.metrics import evaluate
+from fedual.networks import Draws, Network
+from fedual.parts import encode
 from fedual.posterior import Posterior
-from fedual.relative import average_steps, is_settled, settled
-from fedual.rounds import begin, scheduled
-from fedual.runs import evidence
-from fedual.solvers import Draws, Network, Stepper
-from fedual.solvers.draws import Mode
-from fedual.solvers.network import Trainable
-from fedual.solvers.stochastic import Schedule
+from fedual.rundir import artifacts
+from fedual.rundir.old_config import CONFIG_VERSION
+from fedual.settings import Evaluation, LocalTraining
 
 
 class BayesianADMM(Strategy):
-    """Any method of `fedual.methods` across machines; `start` runs it, or goes on with it after a failure.
+    """Any method of `fedual.methods` across machines; `start` runs it, or continues it after a failure.
+
+    A method that is given by name gets its numbers before every round, from the sites that are members at that time
+    (`fedual.defaults`). The sites are sent the numbers, never the name.
 
     Args:
-        model: The network that the clients train, initialised; None with a `prior`, for problems that are no networks.
-        method: A name, or a `Method` (then the clients need the same one).
-        rounds: Of communication.
-        experiment: The name under which clients keep their state; the same name goes on with the same run.
+        model: The network that the clients train, initialised; None for problems that are not networks.
+        method: As in `fedual.fit`.
+        rounds: Rounds of communication.
+        experiment: The name under which clients keep their state; the same name continues the same run.
         out: The run's folder.
-        settings: Of a method given by name.
-        prior: λ_0 `(R, P)`; N(0, I/δ) of the method unless given.
-        seed: Of everything that is random but the model's initialisation.
-        batch_size: As in `fedual.fit`, and so the next ones.
-        local_epochs: See there.
-        local_steps: See there.
-        noise: See there.
-        order: See there.
-        schedule: See there.
-        decay: See there.
-        participation: The share of the known clients that is asked in a round.
-        payload: "full", "bf16" or "int8": how λ_k − λ_g travels.
-        policy: How long to wait, and for whom.
-        test: `(x, y)` on which the server evaluates every round.
-        evaluate_clients: Let the sites evaluate every round on their own data.
-        samples: Draws of θ for the evaluations.
-        loss: What the outputs mean; as the clients have it.
-        scale: As the clients have it.
-        trainable: As the clients have it.
+        prior: λ_0 `(R, P)`; by default N(0, I/δ) with the method's δ.
+        seed: Random seed for everything but the model's initialisation.
+        local: What clients do in a round.
+        evaluation: How the run is evaluated.
+        test: `(x, y)` on which the server evaluates.
+        loss: As in `fedual.fit`; the clients must have the same.
+        policy: How the server deals with sites.
         about: Facts that all sites must agree on; see `client_app`.
-        readmit: Clients that lost their state, or were forgotten, and start anew.
-        forget: Clients that leave for good: their duals are taken off.
-        description: JSON to keep in config.json; its "model" rebuilds the model when the posterior is loaded.
     """
 
     def __init__(
         self,
-        model: nn.Module | None = None,
-        method: str | Method = "ivon-admm",
+        model: nn.Module | Network | None = None,
+        method: str | MethodSpec | Method = "ivon-admm",
         rounds: int = 50,
         *,
         experiment: str,
         out: str | Path,
-        settings: Mapping[str, Any] | None = None,
         prior: Tensor | None = None,
         seed: int = 0,
-        batch_size: int = 32,
-        local_epochs: int = 10,
-        local_steps: int | None = None,
-        noise: Mode = "shared",
-        order: Mode = "shared",
-        schedule: Schedule | None = None,
-        decay: float = 1.0,
-        participation: float = 1.0,
-        payload: str = "full",
-        policy: Policy = Policy(),
+        local: LocalTraining = LocalTraining(),
+        evaluation: Evaluation = Evaluation(),
         test: tuple[Tensor, Tensor] | None = None,
-        evaluate_clients: bool = False,
-        samples: int = 32,
         loss: str | Callable[[Tensor, Tensor], Tensor] = "cross_entropy",
-        scale: float | None = None,
-        trainable: Trainable = None,
+        policy: Policy = Policy(),
         about: Mapping[str, str] | None = None,
-        readmit: Sequence[str] = (),
-        forget: Sequence[str] = (),
-        description: dict[str, Any] | None = None,
     ):
         if (model is None) == (prior is None):
-            raise InputError("BayesianADMM needs a model, or a prior for a problem that is no network.")
-        if payload not in KINDS:
-            raise InputError(f"payload = {payload!r}: choose {', '.join(KINDS)}.")
+            raise InputError("BayesianADMM needs a model, or a prior for a problem that is not a network.")
         if not isinstance(experiment, str) or not experiment:
             raise InputError(f"experiment = {experiment!r}: give it a name, under which it is resumed.")
-        local = {"batch_size": batch_size, "local_epochs": local_epochs, "local_steps": local_steps}
-        for name, value in {"rounds": rounds, **local}.items():
-            if value is not None:
-                require_count(name, value)
-        require_count("samples", samples, 0)
-        require_positive("participation", participation, most=1.0)
-        self.method = methods.build(method, **(settings or {})) if isinstance(method, str) else method
-        if schedule is None:
-            schedule = self.method.solver.schedule if isinstance(self.method.solver, Stepper) else "constant"
-        if (schedule != "constant" or decay != 1) and not isinstance(self.method.solver, Stepper):
-            raise InputError(f"{self.method.solver} has no learning rate: leave schedule and decay out.")
-        scheduled(self.method, schedule, rounds - 1, rounds, decay)  # its smallest rate
-        if both := {*readmit} & {*forget}:
-            raise InputError(f"{', '.join(sorted(both))} cannot be re-admitted and forgotten at once: choose one.")
-        if (readmit or forget) and self.method.server.remembers:
+        require_count("rounds", rounds)
+        self.spec = methods.spec(method) if isinstance(method, str) else method
+        self.method = resolve(self.spec, Federation(1, 1.0))  # only its parts are used; see `resolved` for its numbers
+        self.local, self.evaluation, self.policy, self.rounds = local, evaluation, policy, rounds
+        training = resolve_training(local, self.method, 1.0)
+        training.in_round(self.method, rounds - 1, rounds)  # refuses a learning rate that ends at 0
+        if (policy.readmit or policy.forget) and self.method.server.remembers:
             raise InputError(
-                f"The server of {self.method.server} adds up changes, of which no client's part can be taken off: "
-                "choose another experiment."
+                f"The server of {self.method.server} adds up changes, from which one client's part cannot be taken "
+                "off: choose another experiment."
             )
-        # the server's numbers are sums of what comes over the network: they stay where that arrives
-        self.network = None if model is None else Network(model, trainable).to("cpu")
-        self.rounds, self.experiment, self.folder = rounds, experiment, Path(out)
-        self.draws, self.participation, self.policy = Draws(seed, noise, order), participation, policy
-        self.test, self.evaluate_clients, self.samples = test, evaluate_clients, samples
-        self.local = local
-        self.loss, self.scale, self.readmit, self.forget = loss, scale, tuple(readmit), tuple(forget)
-        self.told: dict[str, Any] = {  # with every message of a round
-            "experiment": experiment,
-            "rounds": rounds,
-            "schedule": schedule,
-            "decay": decay,
-            "payload": payload,
-            "wait": policy.timeout,
-            "train": json.dumps({"seed": seed, "noise": noise, "order": order, **local}),
-        }
-        if isinstance(method, str):
-            self.told |= {"method": method, "settings": json.dumps(dict(settings or {}))}
+        # the server only sums what arrives over the network, so its tensors stay on the CPU
+        self.network = None if model is None else Network.of(model).to("cpu")
+        self.experiment, self.folder, self.test, self.loss = experiment, Path(out), test, loss
+        self.draws = Draws(seed, local.noise, local.order)
         start = None if self.network is None else self.network.initial()
-        self.ledger = Ledger(begin(self.method, start, None if prior is None else prior.cpu()))
-        self.facts = describe(self.network, None if isinstance(method, str) else method, loss, scale, about)
+        self.ledger = Ledger(server_init(self.method, start, None if prior is None else prior.cpu()))
+        self.facts = shared_facts(self.network, loss, about)
+        recipe = None if self.network is None else self.network.recipe
         self.config = {
-            "engine": "flower", "experiment": experiment, "method": repr(self.method), "rounds": rounds, "seed": seed,
-            "facts": self.facts, "participation": participation, "payload": payload, "noise": noise, "order": order,
-            "schedule": schedule, "schedule_ends": rounds if schedule == "cosine" else None, "decay": decay,
-            "samples": samples, "parameters": self.ledger.server.lam_g.shape[-1],
-            "loss": self.facts.get("loss"), "scale": scale, **local, **(description or {}),
-        }  # fmt: skip
-        self.roster = Roster(experiment, self.facts, policy, not is_settled(self.method) or schedule == "harmonic")
+            "version": CONFIG_VERSION,
+            "engine": "flower",
+            "experiment": experiment,
+            "method": self.spec.to_dict(),
+            "rounds": rounds,
+            "schedule_ends": rounds if training.schedule == "cosine" else None,
+            "seed": seed,
+            "facts": self.facts,
+            "payload": policy.payload,
+            "parameters": self.ledger.server.lam_g.shape[-1],
+            "loss": self.facts.get("loss"),
+            "scale": None if self.network is None else self.network.scale,
+            "training": local.to_dict(),
+            "evaluation": evaluation.to_dict(),
+            **({} if recipe is None else {"model": recipe}),
+        }
+        self.roster = Roster(experiment, self.facts, policy)
         self.history: list[dict[str, Any]] = []
         self.nonce, self.asked = "", dict[str, Message]()
 
     def summary(self) -> None:
-        """Say what will be run."""
-        log(INFO, "\t├── %s: %s", self.experiment, self.method)
+        """Log what will be run."""
+        log(INFO, "\t├── %s: %s", self.experiment, self.spec)
         log(INFO, "\t└── round %s of %s, in %s", self.ledger.server.round, self.rounds, self.folder)
 
     def start(
@@ -173,79 +132,91 @@ class BayesianADMM(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Any = None,
     ) -> Result:
-        """Run all rounds; a run that was interrupted goes on after its last round.
+        """Run all rounds; an interrupted run continues after its last round.
 
-        The arguments after `grid` are Flower's; the strategy knows its own, and only `timeout` is used.
+        Of Flower's arguments after `grid` only `timeout` is used; the others were given to the constructor.
         """
         timeout = timeout or self.policy.timeout
         result = Result()
-        with folder.opened(self.folder, self.config, self.ledger) as home:
+        with run_folder.opened(self.folder, self.config, self.ledger) as home:
             self.ledger, self.history = home.ledger, home.run.history()
             self.summary()
-            if self.readmit or self.forget:
-                recount(grid, self.ledger, self.roster, self.method, self.readmit, self.forget)
+            if self.policy.readmit or self.policy.forget:
+                recount(grid, self.ledger, self.roster, self.method, self.policy.readmit, self.policy.forget)
                 self.ledger.save(home.checkpoint)
             while self.ledger.server.round < self.rounds:
                 round = self.ledger.server.round + 1
                 record, result.arrays, result.train_metrics_clientapp[round] = self._round(grid, round, timeout)
                 home.close(record)
                 self.history.append(record)
-                self._say(record)
-                self._go_on()
+                self._log(record)
+                self._stop_if_nobody_counts()
             if self.network is not None:
                 self.posterior.save(self.folder / "posterior.safetensors")
                 if self.test is not None:
                     seed = self.draws.evaluation(self.ledger.server.round)
-                    evidence.write_test(self.folder, self.posterior, self.test, self.samples, seed)
+                    artifacts.write_test(self.folder, self.posterior, self.test, self.evaluation.samples, seed)
         return result
 
     @property
-    def settled(self) -> Method:
-        """The method for the clients that there are."""
-        clients, total = len(self.ledger.members), self.ledger.total
-        return settled(self.method, clients, total, self.participation, average_steps(clients, total, **self.local))
+    def resolved(self) -> Method:
+        """The method with its numbers for the present members of the federation."""
+        clients, examples = len(self.ledger.members), self.ledger.total
+        steps = self.local.average_steps(clients, examples)
+        return resolve(self.spec, Federation(max(1, clients), examples or 1.0, self.local.participation, steps))
+
+    @property
+    def training(self) -> LocalTraining:
+        """What clients do in a round, with the schedule of the method's learning rate unless one was chosen."""
+        return resolve_training(self.local, self.method, self.ledger.total)
 
     @property
     def posterior(self) -> Posterior:
-        """q_g, as it is now."""
+        """The present q_g."""
         assert self.network is not None
         family, lam_g = cast(Gaussian, self.method.family), self.ledger.server.lam_g
-        model = self.config.get("model")
-        return Posterior(self.network, family, lam_g, self.settled.tau, model, self.facts["loss"], self.scale)
+        return Posterior(self.network, family, lam_g, self.resolved.tau, self.facts["loss"])
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """λ_g for the clients of a round, with what counted of each."""
+        """The messages of a round: λ_g, the method, and for each client the last of its rounds that counted."""
         ledger, server = self.ledger, self.ledger.server
         turn = range(len(ledger.numbers))
-        if self.participation < 1:
+        if self.local.participation < 1:
             turn = self.draws.turn(server.round, len(turn)).tolist()
-        tensors = {"lam_g": server.given}
+        tensors = {"lam_g": server.broadcast.lam_g}
         if server.start is not None and (self.method.server.remembers or not server.moved):
             tensors["start"] = server.start
         elif self.method.server.remembers:
             tensors["prior"] = server.prior
         shared, self.nonce, self.asked = wire.arrays(tensors), ledger.nonce, {}
-        told = {**self._known, "round": server.round, "moved": server.moved}
-        for client in self.roster.choose(ledger, turn, self.participation):
-            own = {**told, "number": ledger.numbers[client], "ack": ledger.acks.get(client)}
+        self.method_now = self.training.in_round(self.resolved, server.round, self.rounds)
+        common = {
+            **self._envelope,
+            "moved": server.moved,
+            "payload": self.policy.payload,
+            "wait": self.policy.timeout,
+            "method": json.dumps(self.method_now.to_dict()),
+            "train": json.dumps({"seed": self.draws.seed, **self.training.to_dict()}),
+        }
+        for client in self.roster.choose(ledger, turn, self.local.participation):
+            own = {**common, "number": ledger.numbers[client], "ack": ledger.acks.get(client)}
             self.asked[client] = Message(wire.pack(shared, own), self.roster.nodes[client], MessageType.TRAIN)
         return self.asked.values()
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
-        """Line 3 with the replies that hold; `last` says what happened."""
-        told, round = self.told, self.ledger.server.round
-        method = scheduled(self.settled, told["schedule"], round, self.rounds, told["decay"], self.ledger.total)
-        left_out, held, up = dict.fromkeys(self.asked, "no reply in time"), list[Reply](), 0
+        """Line 3 with the replies that are valid; `last` is the record of the round."""
+        method = self.method_now
+        left_out, valid, up = dict.fromkeys(self.asked, "no reply in time"), list[Reply](), 0
         most = (method.dual.uploads + method.server.remembers) * self.ledger.server.lam_g.nbytes + 4096
         for client, message in by_client(replies, self.asked):
             try:
-                held.append(reply_of(client, message, self.told["payload"], most))
+                valid.append(reply_of(client, message, self.policy.payload, most))
                 up += wire.nbytes(message.content.array_records[wire.ARRAYS])
             except InputError as error:
                 left_out[client] = str(error)
-        info, counted, refused = self.ledger.close(method, held, self.asked, self.nonce, self.policy.largest)
+        info, counted, refused = self.ledger.close(method, valid, self.nonce, self.policy.largest)
         left_out = {client: why for client, why in (left_out | refused).items() if client not in counted}
         self.last = {
             "active": len(self.asked),
@@ -253,6 +224,7 @@ class BayesianADMM(Strategy):
             "refused": len(left_out),
             "clients": counted,
             "left_out": left_out,
+            "tau": method.tau,
             "shortened": info.shortened,
             **info.guards._asdict(),
             "primal": info.primal,
@@ -266,30 +238,33 @@ class BayesianADMM(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """λ_g for everybody who is there."""
-        told = {**self._known, "round": self.ledger.server.round, "samples": self.samples}
-        own = lambda node: Message(wire.pack(arrays, told), node, MessageType.EVALUATE)
-        self.asked = {client: own(node) for client, node in self.roster.nodes.items()}
+        """λ_g for all connected clients, who evaluate it on their own data."""
+        common = {
+            **self._envelope,
+            "family": json.dumps(encode(self.method.family)),
+            "samples": self.evaluation.samples,
+        }
+        message = lambda node: Message(wire.pack(arrays, common), node, MessageType.EVALUATE)
+        self.asked = {client: message(node) for client, node in self.roster.nodes.items()}
         return self.asked.values()
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
-        """The clients' figures, weighted by their examples."""
-        found = list[dict[str, Any]]()
+        """The average of the clients' figures, weighted by their numbers of examples."""
+        figures = list[dict[str, Any]]()
         for client, message in by_client(replies, self.asked):
             if (why := wire.failure(message)) is None:
-                found.append(wire.metrics_of(message.content))
+                figures.append(wire.metrics_of(message.content))
             else:
                 log(WARNING, "client %s did not evaluate: %s", client, why)
-        return MetricRecord({**averaged(found)})
+        return MetricRecord({**averaged(figures)})
 
     @property
-    def _known(self) -> dict[str, Any]:
-        """What clients are told in every message of a round."""
-        there = {"clients": len(self.ledger.members), "examples": self.ledger.total}
-        return {**self.told, "nonce": self.nonce, **there, "participation": self.participation}
+    def _envelope(self) -> dict[str, Any]:
+        """The entries of every message of a round."""
+        return {"experiment": self.experiment, "nonce": self.nonce, "round": self.ledger.server.round}
 
     def _round(self, grid: Grid, round: int, timeout: float) -> tuple[dict[str, Any], ArrayRecord, MetricRecord]:
-        """Lines 1 to 3; what happened, λ_g and the figures for Flower."""
+        """Run one round; return its record, λ_g, and the figures that Flower shows."""
         began = time.perf_counter()
         self.roster.gather(grid, self.ledger)
         messages = list(self.configure_train(round, ArrayRecord(), ConfigRecord(), grid))
@@ -299,35 +274,36 @@ class BayesianADMM(Strategy):
         record = {"round": round, **self.last, "bytes_down": down, "seconds": time.perf_counter() - began}
         if not record["shortened"]:
             raise DivergedError(
-                f"Round {round} diverged, for the server's step left the domain of {self.method.family}; round "
+                f"Round {round} diverged, because the server's step left the domain of {self.method.family}; round "
                 f"{round - 1} is kept in {self.folder}: lower lr or damping, or raise rho, in a new experiment."
             )
         record |= self._evaluate(round)
-        if self.evaluate_clients and self.network is not None:
+        if self.policy.evaluate_clients and self.network is not None:
             asked = list(self.configure_evaluate(round, arrays, ConfigRecord(), grid))
-            found = self.aggregate_evaluate(round, self.roster.exchange(grid, asked, timeout, self.policy.enough))
-            record |= {f"{key}_clients": value for key, value in found.items()}
+            figures = self.aggregate_evaluate(round, self.roster.exchange(grid, asked, timeout, self.policy.enough))
+            record |= {f"{key}_clients": value for key, value in figures.items()}
         return record, arrays, metrics
 
     def _evaluate(self, round: int) -> dict[str, Any]:
-        """The server's figures on its test set."""
-        if self.test is None or self.network is None:
+        """The figures on the server's test set."""
+        last = round == self.rounds
+        if self.test is None or self.network is None or (round % self.evaluation.evaluate_every and not last):
             return {}
-        began, network = time.perf_counter(), self.network
-        found = evaluate(
-            network,
+        began = time.perf_counter()
+        figures = evaluate(
+            self.network,
             cast(Gaussian, self.method.family),
             self.ledger.server.lam_g,
             self.test,
-            transform=lambda x: network.inputs(x, self.scale),
+            transform=self.network.inputs,
             loss=self.loss,
-            samples=0 if is_point(self.method.family) else self.samples,
+            samples=0 if is_point(self.method.family) else self.evaluation.samples,
             seed=self.draws.evaluation(round),
         )
-        return {**found, "evaluation_seconds": time.perf_counter() - began}
+        return {**figures, "evaluation_seconds": time.perf_counter() - began}
 
-    def _go_on(self) -> None:
-        """Stop a run in which nothing happens any more: one bad round may pass, three in a row will not."""
+    def _stop_if_nobody_counts(self) -> None:
+        """Stop a run after three rounds in a row in which no client counted."""
         last = self.history[-3:]
         if len(last) == 3 and not any(record["counted"] for record in last):
             why = "; ".join(f"{client}: {why}" for client, why in last[-1]["left_out"].items())
@@ -336,7 +312,7 @@ class BayesianADMM(Strategy):
                 "again."
             )
 
-    def _say(self, record: Mapping[str, Any]) -> None:
+    def _log(self, record: Mapping[str, Any]) -> None:
         figures = [f"{key} {record[key]:.4f}" for key in ("accuracy", "nll") if key in record]
         log(INFO, "round %s: %s", record["round"], ", ".join([f"{record['counted']} clients counted", *figures]))
         for client, why in record["left_out"].items():

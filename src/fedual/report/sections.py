@@ -1,176 +1,88 @@
-"""The parts of a report about one run: what was run, verdict, last figures, clients, calibration, doubtful examples."""
+"""What the page says of one run: its last metrics, clients, calibration, most uncertain examples."""
 
-import json
 import math
+import struct
+import zlib
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedual.report.curves import in_bytes
-from fedual.report.examples import unsure
-from fedual.report.markup import Safe, folded, join, table, tag
-from fedual.report.seen import FIGURES, PLACES, Seen, number
-from fedual.report.svg import Axis, Line, axis, bar, chart, colours, line, short
-from fedual.report.verdict import Remark, absences
+from fedual.report.elements import Axis, Bar, Line, Plot, Section, Table, axis, colours, percent, short
+from fedual.report.run_data import METRICS, PLACES, RunData, number
+from fedual.report.verdict import absences
+from fedual.rundir.artifacts import Evidence
 
-BINS = 15
-BARS, PARTS = 100, 3000
-"""Clients that are drawn, and parts of their bars; of more clients, so many evenly spaced ones."""
-
-
-def facts(run: Seen) -> Safe:
-    """What was run, with which settings, where."""
-    config, place = run.config, run.environment
-    settings = run.scenario.get("settings")
-    if not isinstance(settings, dict):
-        settings = {key: value for key, value in run.parts.items() if number(run.parts, key) is not None}
-    versions = {key: place.get(key) for key in ("fedual", "commit", "torch", "numpy", "python")}
-    seconds = sum(number(record, "seconds") or 0 for record in run.history)
-    traffic = list(run.traffic().values())
-    known = {
-        "Scenario": run.scenario.get("name"),
-        "Method": run.method,
-        "Settings": _listed(settings),
-        "Seed": config.get("seed"),
-        "Rounds": f"{run.done} of {run.rounds}",
-        "Clients": config.get("clients") or len(_sites(run)) or None,
-        "Parameters": _grouped(number(config, "parameters")),
-        "Local training": _local(config),
-        "Training": f"{seconds:.3g} s, {in_bytes(traffic[-1])} sent" if traffic else f"{seconds:.3g} s",
-        "Device": _device(place),
-        "Versions": _listed(versions),
-        "Folder": run.path,
-    }
-    rows = [join(tag("dt", key), tag("dd", value)) for key, value in known.items() if value not in (None, "")]
-    content = json.dumps(config, indent=2, ensure_ascii=False)
-    everything = folded("All settings", tag("pre", content, tabindex=0))
-    return join(tag("dl", *rows, class_="facts"), everything)
+BINS = 15  # of the reliability diagram
+SIDE = 96  # largest height and width of a picture in pixels; larger images are subsampled
+GAP = 0.004  # on either side of a bar in a plot from 0 to 1
+DRAWN, PARTS = 100, 3000
+"""Clients, and parts of their bars, that are drawn at most; of more clients, evenly spaced ones."""
 
 
-def _sites(run: Seen) -> set[str]:
-    """The names of deployed clients that took part."""
-    lists = (record.get(key) for record in run.history for key in ("clients", "left_out"))
-    return {str(name) for names in lists if isinstance(names, list | dict) for name in names}
-
-
-def _listed(values: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
-
-
-def _local(config: dict[str, Any]) -> str:
-    """What clients do in a round."""
-    size, epochs, steps = (number(config, key) for key in ("batch_size", "local_epochs", "local_steps"))
-    part = number(config, "participation")
-    said = [
-        size and f"batches of {size:g}",
-        f"{steps:g} a round" if steps else epochs and f"{epochs:g} epochs a round",
-        f"{part:.0%} of clients" if part and part < 1 else None,
-    ]
-    return ", ".join(one for one in said if one)
-
-
-def _device(place: dict[str, Any]) -> str | None:
-    threads = number(place, "threads")
-    return place.get("device") and f"{place['device']}{f', threads {threads:g}' if threads else ''}"
-
-
-def _grouped(value: float | None) -> str | None:
-    return None if value is None else f"{int(value):,}"
-
-
-def listed(remarks: list[Remark]) -> Safe:
-    """Remarks one below the other."""
-    items = (tag("li", tag("strong", f"{one.head}."), " ", one.text, class_=one.kind) for one in remarks)
-    return tag("ul", *items, class_="verdict")
-
-
-def judgement(run: Seen, remarks: list[Remark]) -> Safe:
-    """The verdict, and who was left out."""
-    if not (gone := absences(run)):
-        return listed(remarks)
-    rows = [[who.client, len(who.rounds), _ranges(who.rounds), "; ".join(who.reasons)] for who in gone]
-    return join(
-        listed(remarks), folded("Who was left out", table(["client", "times", "rounds", "why"], rows, "Left out"))
-    )
+def left_out(run: RunData) -> Table | None:
+    """The clients that were left out, the rounds and the reasons; None if there were none."""
+    rows = [[who.client, len(who.rounds), _ranges(who.rounds), "; ".join(who.reasons)] for who in absences(run)]
+    return Table("Clients left out", ["client", "times", "rounds", "why"], rows) if rows else None
 
 
 def _ranges(rounds: list[int]) -> str:
-    """1–3, 7."""
-    spans: list[list[int]] = []
-    for round in rounds:
-        if spans and round == spans[-1][1] + 1:
-            spans[-1][1] = round
-        else:
-            spans.append([round, round])
-    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in spans)
+    """Ascending numbers in short: 1–3, 7."""
+    groups = groupby(enumerate(rounds), lambda pair: pair[1] - pair[0])  # constant while numbers are consecutive
+    spans = [[number for _, number in group] for _, group in groups]
+    return ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}–{span[-1]}" for span in spans)
 
 
-def last(run: Seen) -> dict[str, float]:
-    """The last value of every figure."""
-    return {key: run.column(key)[-1][1] for key in run.figures()}
-
-
-def shown(name: str, value: float | None) -> str:
-    """A figure as people write it."""
-    return "–" if value is None else f"{value:.1%}" if name == "accuracy" else f"{value:.3f}"
-
-
-def headline(run: Seen) -> Safe:
-    """The last figures, at the mean and under q_g."""
-    found = last(run)
-    if not found:
-        return tag("p", "There are none: the run had no test set, or no round was evaluated.")
-    having = [name for name in FIGURES if any(name + end in found for end in PLACES)]
+def last_metrics(runs: Sequence[RunData]) -> Table | None:
+    """The last metrics, with a row for each run and kind of evaluation; None if there are none."""
+    last = [run.last() for run in runs]
+    names = [name for name in METRICS if any(name + end in own for end in PLACES for own in last)]
     rows = [
-        [meaning, *(shown(name, found.get(name + end)) for name in having)]
+        [run.label(meaning, runs), *(_metric(name, own.get(name + end)) for name in names)]
+        for run, own in zip(runs, last, strict=True)
         for end, meaning in PLACES.items()
-        if any(name + end in found for name in having)
+        if any(name + end in own for name in names)
     ]
-    round = max(run.column(key)[-1][0] for key in found)
-    return tag("div", table(["", *(FIGURES[name] for name in having)], rows, f"After round {round}"), class_="headline")
+    caption = "Last metrics of every run"
+    if len(runs) == 1 and last[0]:
+        caption = f"After round {runs[0].points('round', list(last[0])[-1])[-1][0]}"
+    return Table(caption, ["", *(METRICS[name] for name in names)], rows) if rows else None
 
 
-def clients(run: Seen) -> Safe:
-    """How many examples each client has, and of which classes."""
-    if not run.clients:
-        return tag("p", "The run's folder does not say: it was deployed, did not end, or is of an older fedual.")
-    sizes = run.clients["sizes"]
-    stacks = run.clients.get("labels") or [[size] for size in sizes]
+def _metric(name: str, value: float | None) -> str | None:
+    return None if value is None else f"{value:.1%}" if name == "accuracy" else f"{value:.3f}"
+
+
+def clients(run: RunData, known: Mapping[str, Any]) -> Section:
+    """How many examples each client has, and of which classes; `known` is the content of clients.json."""
+    sizes = known["sizes"]
+    stacks = known.get("labels") or [[size] for size in sizes]
     classes, count = len(stacks[0]), len(sizes)
-    labels, sites = run.listed("classes", classes, "class "), run.listed("sites", count, "client ")
-    hues, stride = colours(classes), math.ceil(count / max(10, min(BARS, PARTS // classes)))
+    labels, sites = run.names("classes", classes, "class "), run.names("sites", count, "client ")
+    hues, stride = colours(classes), math.ceil(count / max(10, min(DRAWN, PARTS // classes)))
+    words = f"{count} clients have {min(sizes)} to {max(sizes)} examples, {sum(sizes)} in all."
     x = Axis("client", -0.5 * stride, count - 1 + 0.5 * stride, least=1.0)
-    heights = [("Examples", axis("", sizes, zero=True), [1] * count)]
+    variants = [("Examples", axis("", sizes, zero=True), [1] * count)]
     if classes > 1:
-        heights.append(("Part of each class", Axis("", 0.0, 1.0, show=_percent), sizes))
+        variants.append(("Share of each class", Axis("", 0.0, 1.0, show=percent), sizes))
     plots = []
-    for title, y, wholes in heights:
-        marks = []
+    for title, y, wholes in variants:
+        bars = []
         for client in range(0, count, stride):
-            ends, low = (client - 0.42 * stride, client + 0.42 * stride), 0.0
-            for label, own in enumerate(stacks[client]):
-                if own:
-                    tip = f"{sites[client]}: {own}" + (f" of {labels[label]}" if classes > 1 else "")
-                    high = low + own / wholes[client]
-                    marks.append(bar(x, y, *ends, low, high, hues[label], tip))
-                    low = high
-        said = f"{title} by client: {count} clients with {min(sizes)} to {max(sizes)} examples, {sum(sizes)} in all."
-        plots.append(tag("figure", tag("figcaption", title), chart(said, x, y, *marks), class_="chart"))
-    keys = [tag("li", tag("i", style=f"--c:{hue}"), label) for label, hue in zip(labels, hues, strict=True)]
-    legend = tag("ul", *keys, class_="legend") if 1 < classes <= 20 else None
-    some = "" if stride == 1 else f" Drawn is one in {stride}."
-    words = tag("p", f"{count} clients have {min(sizes)} to {max(sizes)} examples, {sum(sizes)} in all.{some}")
-    head = ["client", "examples", *(labels if classes > 1 else [])]
-    rows = [
-        [sites[n].removeprefix("client "), size, *(stacks[n] if classes > 1 else [])] for n, size in enumerate(sizes)
-    ]
-    numbers = folded("The numbers", table(head, rows, "Examples of every client"))
-    return join(words, tag("div", *plots, class_="charts"), legend, numbers)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}%"
+            stack, whole = stacks[client], wholes[client] or 1
+            for label, (size, end) in enumerate(zip(stack, accumulate(stack), strict=True)):
+                tip = f"{sites[client]}: {size}" + (f" of {labels[label]}" if classes > 1 else "")
+                sides = client - 0.42 * stride, client + 0.42 * stride
+                bars += [Bar(*sides, (end - size) / whole, end / whole, hues[label], tip)] if size else []
+        plots.append(Plot(title, f"{title} by client. {words}", x, y, bars=bars))
+    legend = [(label, hue, None) for label, hue in zip(labels, hues, strict=True)] if 1 < classes <= 20 else []
+    rows = [[sites[n].removeprefix("client "), sizes[n], *(stacks[n] if classes > 1 else [])] for n in range(count)]
+    table = Table("Examples of every client", ["client", "examples", *(labels if classes > 1 else [])], rows)
+    thinned = "" if stride == 1 else f" The plots show one client in {stride}."
+    return Section(words + thinned, legend, {"clients": plots}, tables=[table])
 
 
 class Bin(NamedTuple):
@@ -184,89 +96,100 @@ class Bin(NamedTuple):
 
 
 def reliability(probabilities: Tensor, labels: Tensor) -> list[Bin]:
-    """15 bins of equal width over the confidence, those without examples left out."""
-    confidence, predicted = (own.cpu() for own in probabilities.max(-1))
+    """Bins of equal width over the probability of the predicted class; bins without examples are left out."""
+    confidence, predicted = (values.cpu() for values in probabilities.max(-1))
     right = (predicted == labels.cpu()).double()
     edges = torch.linspace(0, 1, BINS + 1, dtype=confidence.dtype)
     member = torch.bucketize(confidence, edges[1:-1])
     bins = []
-    for place in range(BINS):
-        own = member == place
-        if examples := int(own.sum()):
-            bins.append(
-                Bin(
-                    place / BINS,
-                    (place + 1) / BINS,
-                    examples,
-                    float(right[own].mean()),
-                    float(confidence[own].double().mean()),
-                )
-            )
+    for place in member.unique().tolist():
+        inside = member == place
+        means = float(right[inside].mean()), float(confidence[inside].double().mean())
+        bins.append(Bin(place / BINS, (place + 1) / BINS, int(inside.sum()), *means))
     return bins
 
 
-def calibration(run: Seen) -> Safe:
-    """How often it is right when it says that it is sure."""
-    if run.test is None:
-        return tag("p", "The run's folder has no class predictions of a test set: there is nothing to show here.")
-    bins = reliability(run.test.probabilities, run.test.labels)
-    total = sum(one.examples for one in bins)
-    mean = lambda key: sum(one.examples * getattr(one, key) for one in bins) / total
+def calibration(run: RunData, test: Evidence) -> Section:
+    """How often predictions are right, compared with their probability."""
+    bins, total = reliability(test.probabilities, test.labels), len(test.labels)
+    sure = sum(one.examples * one.confidence for one in bins) / total
+    right = sum(one.examples * one.accuracy for one in bins) / total
     ece = sum(one.examples * abs(one.accuracy - one.confidence) for one in bins) / total
-    sure, right = mean("confidence"), mean("accuracy")
-    error = math.sqrt(right * (1 - right) / total)
-    judged = "too sure" if sure > right else "not sure enough"
-    if abs(sure - right) <= 2 * error:
-        judged = f"as sure as it should be, as far as {total} test examples tell"
-    who = "The mean's network" if run.is_point else "q_g"
-    words = tag(
-        "p",
-        f"{who} is on average {sure:.1%} sure and {right:.1%} right: {judged}. "
-        f"ECE {ece:.3f}, over {total} examples in {BINS} bins of equal width.",
+    judged = "overconfident" if sure > right else "underconfident"
+    if abs(sure - right) <= 2 * math.sqrt(right * (1 - right) / total):  # two standard errors
+        judged = f"calibrated on average, as far as {total} test examples can tell"
+    words = (
+        f"{'The network at the mean' if run.is_point else 'q_g'} is on average {sure:.1%} sure and {right:.1%} right: "
+        f"{judged}. ECE {ece:.3f}, over {total} examples in {BINS} bins of equal width."
     )
-    x, y = Axis("probability of the predicted class", 0.0, 1.0, show=_percent), Axis("", 0.0, 1.0, show=_percent)
-    marks = [
-        bar(x, y, one.low + 0.004, one.high - 0.004, 0.0, one.accuracy, "var(--c0)",
-            f"{_percent(one.confidence)} sure, {_percent(one.accuracy)} right, {one.examples} examples")
-        for one in bins
-    ]  # fmt: skip
-    diagonal = line(x, y, Line("as sure as right", [(0.0, 0.0), (1.0, 1.0)], "currentColor", "4 3", False))
-    said = "; ".join(f"{_percent(one.confidence)} sure, {_percent(one.accuracy)} right" for one in bins)
-    first = chart(f"Reliability diagram. {said}.", x, y, *marks, diagonal)
-    most = axis("", [one.examples / total for one in bins], zero=True, show=_percent)
-    shares = [
-        bar(
-            x,
-            most,
-            one.low + 0.004,
-            one.high - 0.004,
-            0.0,
-            one.examples / total,
-            "var(--c7)",
-            f"{one.examples} examples",
-        )
-        for one in bins
+    rates, shares, rows, said = [], [], [], []
+    for one in bins:
+        said.append(f"{percent(one.confidence)} sure, {percent(one.accuracy)} right")
+        sides = one.low + GAP, one.high - GAP, 0.0
+        rates.append(Bar(*sides, one.accuracy, "var(--c0)", f"{said[-1]}, {one.examples} examples"))
+        shares.append(Bar(*sides, one.examples / total, "var(--c7)", f"{one.examples} examples"))
+        rows.append([f"{one.low:.3f} to {one.high:.3f}", one.examples, one.confidence, one.accuracy])
+    x, y = Axis("probability of the predicted class", 0.0, 1.0, show=percent), Axis("", 0.0, 1.0, show=percent)
+    diagonal = Line("calibrated", [(0.0, 0.0), (1.0, 1.0)], "currentColor", "4 3", False)
+    most = axis("", [bar.high for bar in shares], zero=True, show=percent)
+    description = "Share of the test examples by the probability of the predicted class."
+    plots = [
+        Plot("How often it is right", f"Reliability diagram. {'; '.join(said)}.", x, y, [diagonal], rates),
+        Plot("How often it is so sure", description, x, most, bars=shares),
     ]
-    second = chart("Part of the test examples by the probability of the predicted class.", x, most, *shares)
-    plots = [("How often it is right", first), ("How often it is so sure", second)]
-    figures = (tag("figure", tag("figcaption", title), plot, class_="chart") for title, plot in plots)
+    table = Table("Reliability", ["probability", "examples", "mean probability", "right"], rows)
+    return Section(words, plots={"calibration": plots}, tables=[table])
+
+
+def uncertain(run: RunData, test: Evidence) -> Section:
+    """The test examples with the highest predictive entropy: as pictures, or as a table if inputs are no images."""
+    labels, probabilities, entropy, information, shown, inputs = test
+    names = run.names("classes", probabilities.shape[1])
+    probability, predicted = probabilities[shown].max(-1)
+    columns = (shown, labels[shown], predicted, probability, entropy[shown], information[shown].clamp(min=0))
     rows = [
-        [f"{one.low:.3f} to {one.high:.3f}", one.examples, f"{one.confidence:.4f}", f"{one.accuracy:.4f}"]
-        for one in bins
+        [number, names[true], names[guess], f"{share:.1%}", f"{total:.3f}", f"{about:.3f}"]
+        for number, true, guess, share, total, about in zip(*(column.tolist() for column in columns), strict=True)
     ]
-    numbers = table(["probability", "examples", "mean probability", "right"], rows, "Reliability")
-    return join(words, tag("div", *figures, class_="charts"), folded("The numbers", numbers))
+    head = ["example", "true class", "predicted", "probability", "entropy, nats", "of which about θ, nats"]
+    images = pictures(inputs, number(run.config, "scale"))
+    encoded = (b64encode(png(image)).decode() for image in (() if images is None else images))
+    ignorance = "" if run.classes is None else f"; complete ignorance is {short(round(math.log(run.classes), 2))} nats"
+    words = f"Those with the highest predictive entropy{ignorance}."
+    cards = [(f"data:image/png;base64,{image}", row) for image, row in zip(encoded, rows, strict=False)]
+    words += " A red frame marks a wrong prediction." if cards else ""
+    return Section(words, cards=cards, tables=[Table("The most uncertain test examples", head, rows)])
 
 
-def doubts(run: Seen) -> Safe | None:
-    """The test examples of which it is least sure."""
-    if run.test is None:
+def pictures(inputs: Tensor, scale: float | None) -> Tensor | None:
+    """Inputs as pictures `(N, H, W, 1 or 3)` of bytes; None if they are no images.
+
+    An image is (H, W), or (C, H, W) or (H, W, C) with C = 1 or 3, or a row of at least 64 numbers, none of them
+    negative, that fills a square. A row with negative numbers is more likely to come from a table.
+    """
+    if not len(inputs) or inputs.is_complex():
         return None
-    words = tag(
-        "p",
-        "Those with the highest predictive entropy"
-        + ("" if run.classes is None else f"; total ignorance is {short(round(math.log(run.classes), 2))} nats")
-        + ". A red frame: the prediction is wrong.",
-    )
-    names = run.listed("classes", run.test.probabilities.shape[1])
-    return join(words, unsure(run.test, number(run.config, "scale"), names))
+    shape, x = inputs.shape[1:], inputs.double().nan_to_num(0.0, 0.0, 0.0)
+    side = math.isqrt(shape[0]) if len(shape) == 1 else 0
+    if side >= 8 and side * side == shape[0] and x.min() >= 0:
+        x = x.reshape(-1, side, side, 1)
+    elif len(shape) == 2 and min(shape) >= 4:
+        x = x[..., None]
+    elif len(shape) == 3 and shape[0] in (1, 3):
+        x = x.permute(0, 2, 3, 1)
+    elif len(shape) != 3 or shape[-1] not in (1, 3):
+        return None
+    low, high = min(0.0, float(x.min())), max(float(x.max()), scale or 0.0)
+    step = math.ceil(max(x.shape[1:3]) / SIDE)
+    return ((x - low) / ((high - low) or 1.0) * 255).round().to(torch.uint8)[:, ::step, ::step]
+
+
+def png(picture: Tensor) -> bytes:
+    """A picture `(H, W, 1 or 3)` of bytes as a PNG file."""
+    height, width, channels = picture.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
+    rows = b"".join(b"\0" + row.contiguous().numpy().tobytes() for row in picture)
+    content = b"\x89PNG\r\n\x1a\n"
+    for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b"")):
+        content += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return content

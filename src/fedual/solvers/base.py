@@ -1,35 +1,68 @@
+# ruff: noqa: D102 (`Loss` and `Solver` document these methods)
 """What the solvers share: the expected loss with its derivatives, natural gradients, and the stopping rule.
 
-A stack of losses `losses(θ)` takes θ `(..., K, P)` to `(..., K)`: client k's loss at θ[..., k, :], any leading
-axes. Expectations under q_k follow a `Rule` (delta method, Gauss–Hermite, Monte Carlo).
+Expectations under q_k follow a `Rule` (delta method, Gauss–Hermite, Monte Carlo).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedual.contracts import Carry, Subproblem
+from fedual.algorithm.method import Carry, Losses, Subproblem
 from fedual.errors import DomainError, InputError, NotConvergedError
 from fedual.families import Curvature, Delta, Family, Gaussian, Rule, inner, kl, log_prob
 
 
-class Loss(Protocol):
-    """Differentiable losses with a client axis."""
+class Loss(Losses):
+    """Differentiable losses with a client axis: `losses(θ)` takes θ `(..., K, P)` to `(..., K)`.
 
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, clients: Any, /) -> "Loss": ...
+    Subclasses say what they are with `__len__`, `__getitem__` and `__call__`; those that know their expectations under
+    q in closed form override `moments` or `natural_gradient`.
+    """
 
     def __call__(self, theta: Tensor, /) -> Tensor:
         """ℓ_k(θ_k), `(..., K, P)` → `(..., K)`."""
-        ...
+        raise NotImplementedError
+
+    def moments(
+        self, family: Gaussian, lam: Tensor, rule: Rule, step: int = 0, curvature: Curvature | None = None
+    ) -> "Moments":
+        """E_q of the loss and its derivatives for `lam` `(K, R, P)`, by the nodes of a rule.
+
+        `curvature` says how much of the Hessian is wanted: what the family's natural gradient needs, unless given.
+        """
+        theta, weight = family.nodes(lam, rule, step)
+        mean = lambda x: (weight.reshape(*weight.shape, *(1,) * (x.dim() - weight.dim())) * x).sum(0)
+        value, gradient, hessian = derivatives(self, theta, curvature or family.curvature)
+        return Moments(mean(value), mean(gradient), None if hessian is None else mean(hessian))
+
+    def natural_gradient(self, family: Family, lam: Tensor, rule: Rule, step: int = 0) -> tuple[Tensor, Tensor]:
+        """E_q[ℓ] and ∇_μ E_q[ℓ] (Eq. 11), `(K,)` and `(K, R, P)`.
+
+        Gaussians: from E_q[∇ℓ] and E_q[∇²ℓ] (Bonnet, Price). Every other family: the score form
+        ∇_μ Σ_n w_n ℓ(θ_n) q_λ(μ)(θ_n)/q(θ_n), differentiated through λ(μ), with E_q[ℓ] subtracted as a baseline.
+        With the delta method the value is ℓ(m) + ½ tr(∇²ℓ(m) S⁻¹), of which this is the gradient in the precision.
+        """
+        if isinstance(family, Gaussian):
+            value, gradient, hessian = self.moments(family, lam, rule, step)
+            if isinstance(rule, Delta) and hessian is not None:
+                value = value + _half_trace(family, hessian, lam)
+            return value, family.natural_gradient(lam, gradient, hessian)
+        theta, weight = family.nodes(lam, rule, step)
+        loss = self(theta).detach()
+        value = (weight * loss).sum(0)
+        with torch.enable_grad():
+            mu = family.expectation(lam).detach().requires_grad_()
+            log_q = log_prob(family, family.from_expectation(mu), theta)
+            (gradient,) = torch.autograd.grad((weight * (loss - value) * log_q).sum(), mu)
+        return value, gradient
 
 
 @dataclass(frozen=True)
-class Stack:
+class Stack(Loss):
     """Any list of functions θ `(..., P)` → `(...)` as one stack of losses."""
 
     functions: Sequence[Callable[[Tensor], Tensor]]
@@ -42,7 +75,6 @@ class Stack:
         return Stack([self.functions[int(k)] for k in torch.arange(len(self))[clients].reshape(-1)])
 
     def __call__(self, theta: Tensor) -> Tensor:
-        """ℓ_k(θ_k), one client after the other."""
         values = [function(theta[..., k, :]) for k, function in enumerate(self.functions)]
         for k, value in enumerate(values):
             if value.shape != theta.shape[:-2]:
@@ -57,23 +89,6 @@ class Moments(NamedTuple):
     value: Tensor
     gradient: Tensor
     hessian: Tensor | None
-
-
-def moments(
-    family: Gaussian, losses: Loss, lam: Tensor, rule: Rule, step: int = 0, curvature: Curvature | None = None
-) -> Moments:
-    """E_q of a loss and its derivatives for `lam` `(K, R, P)`; a loss with its own `moments` is asked first.
-
-    `curvature` says how much of the Hessian is wanted: what the family's natural gradient needs, unless given.
-    """
-    curvature = curvature or family.curvature
-    own = getattr(losses, "moments", None)
-    if own is not None:
-        return own(family, lam, rule, step, curvature)
-    theta, weight = family.nodes(lam, rule, step)
-    mean = lambda x: (weight.reshape(*weight.shape, *(1,) * (x.dim() - weight.dim())) * x).sum(0)
-    value, gradient, hessian = derivatives(losses, theta, curvature)
-    return Moments(mean(value), mean(gradient), None if hessian is None else mean(hessian))
 
 
 def derivatives(losses: Loss, theta: Tensor, curvature: Curvature = "full") -> Moments:
@@ -92,32 +107,6 @@ def derivatives(losses: Loss, theta: Tensor, curvature: Curvature = "full") -> M
             rows.append(row if curvature == "full" else row[..., j])
         hessian = torch.stack(rows, -2 if curvature == "full" else -1)
     return Moments(value.detach(), gradient.detach(), hessian.detach())
-
-
-def natural_gradient(family: Family, losses: Loss, lam: Tensor, rule: Rule, step: int = 0) -> tuple[Tensor, Tensor]:
-    """E_q[ℓ] and ∇_μ E_q[ℓ] (Eq. 11), `(K,)` and `(K, R, P)`.
-
-    Gaussians: from E_q[∇ℓ] and E_q[∇²ℓ] (Bonnet, Price). Every other family: the score form
-    ∇_μ Σ_n w_n ℓ(θ_n) q_λ(μ)(θ_n)/q(θ_n), differentiated through λ(μ), with E_q[ℓ] taken off as a baseline.
-    With the delta method the value is ℓ(m) + ½ tr(∇²ℓ(m) S⁻¹), of which this is the gradient in the precision.
-    A loss with its own `natural_gradient` is asked first.
-    """
-    own = getattr(losses, "natural_gradient", None)
-    if own is not None:
-        return own(family, lam)
-    if isinstance(family, Gaussian):
-        value, gradient, hessian = moments(family, losses, lam, rule, step)
-        if isinstance(rule, Delta) and hessian is not None:
-            value = value + _half_trace(family, hessian, lam)
-        return value, family.natural_gradient(lam, gradient, hessian)
-    theta, weight = family.nodes(lam, rule, step)
-    loss = losses(theta).detach()
-    value = (weight * loss).sum(0)
-    with torch.enable_grad():
-        mu = family.expectation(lam).detach().requires_grad_()
-        log_q = log_prob(family, family.from_expectation(mu), theta)
-        (gradient,) = torch.autograd.grad((weight * (loss - value) * log_q).sum(), mu)
-    return value, gradient
 
 
 def _half_trace(family: Gaussian, hessian: Tensor, lam: Tensor) -> Tensor:
@@ -146,7 +135,7 @@ def start(problem: Subproblem) -> Tensor:
 
 
 def tolerance(tol: float | None, like: Tensor) -> float:
-    """The stopping rule's tolerance: √eps of the dtype unless given."""
+    """The tolerance of the stopping rule, √eps of the dtype unless given."""
     return torch.finfo(like.dtype).eps ** 0.5 if tol is None else tol
 
 
@@ -173,5 +162,4 @@ class Stateless:
     """A solver that carries nothing from round to round."""
 
     def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
-        """Nothing."""
         return {}

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 (`Solver` documents `__call__`)
 """The client's problem by the Bayesian learning rule: natural-gradient descent for every family.
 
     λ ← λ + β (λ_g − (η + ∇_μ E_q[ℓ]/τ)/ρ − λ)                              (KhRu23, Eq. 6)
@@ -8,7 +9,7 @@ leave the domain or not bring the objective down; the stopping rule is ‖λ_tar
 noise the solver takes `max_steps` steps of size β and stops; a client whose last step left the domain has no answer.
 
 Where η_k has taken more curvature away than ρ q_g and the loss have, Eq. 15 is unbounded below and q runs away from
-q_g without end. Such a client gets λ_k = NaN, which `admm.step` leaves out of the round and counts.
+q_g without end. Such a client gets λ_k = NaN; the round refuses and counts it.
 """
 
 from dataclasses import dataclass
@@ -16,38 +17,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedual.contracts import Solution, Subproblem
+from fedual.algorithm.method import Solution, Subproblem
 from fedual.errors import require_positive
 from fedual.families import Delta, Family, GaussHermite, Rule, inner, kl
-from fedual.solvers.base import (
-    Stateless,
-    natural_gradient,
-    not_converged,
-    objective,
-    require_finite,
-    start,
-    stationary,
-    tolerance,
-)
+from fedual.solvers.base import Stateless, not_converged, objective, require_finite, start, stationary, tolerance
 
 
 @dataclass(frozen=True)
 class BLR(Stateless):
-    """Natural-gradient descent on Eq. 15.
+    """Natural-gradient descent on Eq. 15."""
 
-    Args:
-        rule: How E_q is taken.
-        beta: The (first) step size, in (0, 1].
-        tol: Of the stopping rule; √eps of the dtype if None.
-        max_steps: The limit after which `NotConvergedError` is raised (or the number of noisy steps).
-        max_kl: KL(q ‖ q_g) in nats a parameter beyond which a client's problem counts as unbounded.
-    """
-
-    rule: Rule = GaussHermite(20)
-    beta: float = 1.0
-    tol: float | None = None
-    max_steps: int = 200
-    max_kl: float = 100.0
+    rule: Rule = GaussHermite(20)  # how E_q is taken
+    beta: float = 1.0  # the (first) step size, in (0, 1]
+    tol: float | None = None  # of the stopping rule; √eps of the dtype if None
+    max_steps: int = 200  # then `NotConvergedError` is raised; with fresh noise the number of steps
+    max_kl: float = 100.0  # KL(q ‖ q_g) in nats a parameter beyond which a client's problem counts as unbounded
 
     def __post_init__(self) -> None:
         require_positive("beta", self.beta, most=1.0)
@@ -57,7 +41,6 @@ class BLR(Stateless):
         return torch.lerp(lam, target, beta[:, None, None])
 
     def __call__(self, problem: Subproblem) -> Solution:
-        """Solve Eq. 15 for every client of the stack."""
         solve = self._noisy if self.rule.random else self._converge
         return Solution(solve(problem), problem.carry)
 
@@ -65,7 +48,7 @@ class BLR(Stateless):
         lam = start(problem)
         beta, lost = lam.new_full((len(lam),), self.beta), torch.zeros(len(lam), dtype=torch.bool, device=lam.device)
         for t in range(self.max_steps):
-            value, gradient = natural_gradient(problem.family, problem.losses, lam, self.rule, t)
+            value, gradient = problem.losses.natural_gradient(problem.family, lam, self.rule, t)
             if t == 0:
                 require_finite(value)
             moved = self.move(problem.family, lam, stationary(problem, gradient), beta)
@@ -74,7 +57,7 @@ class BLR(Stateless):
             lost = lost | self._ran_away(problem, lam)
             if t == self.max_steps - 1:
                 lost = lost | ~inside
-        return _without(lam, lost)
+        return torch.where(lost[:, None, None], torch.nan, lam)
 
     def _converge(self, problem: Subproblem) -> Tensor:
         tol, lam = tolerance(self.tol, problem.lam_g), start(problem)
@@ -85,7 +68,7 @@ class BLR(Stateless):
         for taken in range(self.max_steps + 1):
             todo = ((residual > tol) & ~lost).nonzero()[:, 0]
             if not len(todo):
-                return _without(lam, lost)
+                return torch.where(lost[:, None, None], torch.nan, lam)
             if taken == self.max_steps:
                 break
             part = problem.select(todo)
@@ -113,14 +96,10 @@ class BLR(Stateless):
 
     def _look(self, problem: Subproblem, lam: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """λ_target, the objective and the relative residual at λ."""
-        expected, gradient = natural_gradient(problem.family, problem.losses, lam, self.rule)
+        expected, gradient = problem.losses.natural_gradient(problem.family, lam, self.rule)
         target = stationary(problem, gradient)
         residual = (target - lam).flatten(1).norm(dim=1) / (1 + lam.flatten(1).norm(dim=1))
         return target, objective(problem, lam, expected), residual
-
-
-def _without(lam: Tensor, lost: Tensor) -> Tensor:
-    return torch.where(lost[:, None, None], torch.nan, lam)
 
 
 @dataclass(frozen=True)
@@ -130,8 +109,7 @@ class AtServer(Stateless):
     rule: Rule = Delta()
 
     def __call__(self, problem: Subproblem) -> Solution:
-        """λ_k = λ_g."""
         lam = start(problem)
-        value, gradient = natural_gradient(problem.family, problem.losses, lam, self.rule)
+        value, gradient = problem.losses.natural_gradient(problem.family, lam, self.rule)
         require_finite(value)
         return Solution(lam, problem.carry, problem.tempered(gradient))

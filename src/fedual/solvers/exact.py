@@ -1,3 +1,4 @@
+# ruff: noqa: D102 (the base classes document these methods)
 """Conjugate losses, ℓ_k(θ) = −⟨c_k, T(θ)⟩: the client's problem in closed form (app. D.2)."""
 
 from dataclasses import dataclass
@@ -6,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedual.contracts import Solution, Subproblem
+from fedual.algorithm.method import Solution, Subproblem
 from fedual.errors import InputError
-from fedual.families import Family, inner
-from fedual.solvers.base import Stateless, stationary
+from fedual.families import Family, Rule, inner
+from fedual.solvers.base import Loss, Stateless, stationary
 
 
 @dataclass(frozen=True)
-class Conjugate:
+class Conjugate(Loss):
     """ℓ_k(θ) = −⟨c_k, T(θ)⟩ with c `(K, R, P)`; the pooled posterior is λ_0 + Σ_k c_k."""
 
     family: Family
@@ -26,12 +27,10 @@ class Conjugate:
 
     @property
     def dim(self) -> int:
-        """P."""
         return self.c.shape[-1]
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type that λ must have."""
         return self.c.dtype
 
     def __len__(self) -> int:
@@ -41,10 +40,9 @@ class Conjugate:
         return Conjugate(self.family, self.c[clients])
 
     def __call__(self, theta: Tensor) -> Tensor:
-        """ℓ_k(θ_k), `(..., K, P)` → `(..., K)`."""
         return -inner(self.c, self.family.statistic(theta))
 
-    def natural_gradient(self, family: Family, lam: Tensor) -> tuple[Tensor, Tensor]:
+    def natural_gradient(self, family: Family, lam: Tensor, rule: Rule, step: int = 0) -> tuple[Tensor, Tensor]:
         """E_q[ℓ_k] = −⟨c_k, μ⟩ and its gradient −c_k, without quadrature."""
         if family != self.family:
             raise InputError(f"These losses are conjugate to {self.family}, not to {family}.")
@@ -56,7 +54,6 @@ class Exact(Stateless):
     """λ_k = λ_g + (c_k/τ − η_k)/ρ: E_q[ℓ_k] = −⟨c_k, μ⟩ has the natural gradient −c_k everywhere."""
 
     def __call__(self, problem: Subproblem) -> Solution:
-        """Solve Eq. 15."""
         if not (isinstance(problem.losses, Conjugate) and problem.losses.family == problem.family):
             raise InputError(
                 f"The exact solver needs Conjugate losses of {problem.family}: use BLR, VON or Point for others."

@@ -1,12 +1,13 @@
+# ruff: noqa: D102 (`SGD` and `Stepper` document these methods)
 """Laplace's method at a client: the posterior mode, and the diagonal Gauss–Newton matrix there for a precision."""
 
 from dataclasses import dataclass
 
-from fedual.contracts import Solution, Subproblem
+from fedual.algorithm.method import Solution, Subproblem
 from fedual.errors import InputError
 from fedual.families import Diagonal, Family
 from fedual.solvers.sgd import SGD
-from fedual.solvers.stochastic import Inner
+from fedual.solvers.stepper import Variables
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,11 @@ class Laplace(SGD):
             raise InputError(f"proximal = {self.proximal!r}: with a precision for each parameter use 'squared'.")
 
     def check(self, family: Family) -> None:
-        """Refuse a family that has no diagonal precision to learn."""
         if not isinstance(family, Diagonal):
             raise InputError(f"Laplace gives a diagonal precision and needs Diagonal, not {family}.")
 
-    def end(self, problem: Subproblem, inner: Inner) -> Solution:
-        """(m, s) with one more pass over the data."""
-        mean, family = inner["mean"], Diagonal()
+    def end(self, problem: Subproblem, variables: Variables) -> Solution:
+        mean, family = variables["mean"], Diagonal()
         bend = problem.tempered(problem.losses.curvature(mean)) + 2 * problem.eta[:, 1]  # h/τ − u
         precision = family.precision(problem.lam_g) + bend / problem.rho
         return Solution(family.natural(mean, precision), problem.carry)

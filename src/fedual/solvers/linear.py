@@ -1,3 +1,4 @@
+# ruff: noqa: D102 (`Loss` documents these methods)
 """Losses of linear predictors, ℓ_k(θ) = Σ_i w_i φ(x_iᵀΘ, y_i): ridge, logistic, softmax and Poisson regression.
 
 θ holds Θ `(D, C)` row by row, so P = D·C. Under a Gaussian q the predictor of one example is a Gaussian in C
@@ -10,7 +11,8 @@ Clients of unequal size are padded with examples of weight zero.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from itertools import combinations_with_replacement
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,32 +20,28 @@ from torch import Tensor
 
 from fedual.errors import InputError
 from fedual.families import Curvature, Gaussian, Rule
-from fedual.solvers.base import Moments
+from fedual.solvers.base import Loss, Moments
 
 Kind = Literal["gaussian", "binomial", "poisson", "softmax"]
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(Loss):
     """A stack of regression losses.
 
-    Args:
-        kind: "gaussian" (½(f − y)²), "binomial" (log(1 + eᶠ) − yf), "poisson" (eᶠ − yf), each for every column
-            of y, or "softmax" (cross-entropy of C classes).
-        x: Inputs, `(K, N, D)`.
-        y: Targets, `(K, N, C)`; one-hot for "softmax".
-        weight: Weights of the examples, `(K, N)`.
+    The kinds are "gaussian" (½(f − y)²), "binomial" (log(1 + eᶠ) − yf) and "poisson" (eᶠ − yf), each for every column
+    of y, and "softmax" (cross-entropy of C classes).
     """
 
     kind: Kind
-    x: Tensor
-    y: Tensor
-    weight: Tensor
+    x: Tensor  # (K, N, D)
+    y: Tensor  # (K, N, C), one-hot for "softmax"
+    weight: Tensor  # of the examples, (K, N)
 
     @classmethod
     def from_clients(cls, kind: Kind, clients: Sequence[tuple[Tensor, Tensor]]) -> "Linear":
         """Stack clients `(x (N_k, D), y (N_k,) or (N_k, C))` of any sizes."""
-        if kind not in ("gaussian", "binomial", "poisson", "softmax"):
+        if kind not in get_args(Kind):
             raise InputError(f"kind = {kind!r}: choose gaussian, binomial, poisson or softmax.")
         if not clients or any(len(x) == 0 or len(x) != len(y) for x, y in clients):
             raise InputError("Every client needs at least one example, and as many targets as inputs.")
@@ -67,12 +65,10 @@ class Linear:
 
     @property
     def dim(self) -> int:
-        """P = D·C."""
         return self.x.shape[-1] * self.y.shape[-1]
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type that λ must have."""
         return self.x.dtype
 
     def __len__(self) -> int:
@@ -82,12 +78,14 @@ class Linear:
         return Linear(self.kind, self.x[clients], self.y[clients], self.weight[clients])
 
     def __call__(self, theta: Tensor) -> Tensor:
-        """ℓ_k(θ_k), `(..., K, P)` → `(..., K)`."""
         f = self.x @ theta.unflatten(-1, (self.x.shape[-1], self.y.shape[-1]))
         return (self.weight * self._phi(f)).sum(-1)
 
-    def moments(self, family: Gaussian, lam: Tensor, rule: Rule, step: int, curvature: Curvature) -> Moments:
+    def moments(
+        self, family: Gaussian, lam: Tensor, rule: Rule, step: int = 0, curvature: Curvature | None = None
+    ) -> Moments:
         """E_q of the loss, its gradient and its Hessian, in predictor space."""
+        curvature = curvature or family.curvature
         shape = (self.x.shape[-1], self.y.shape[-1])
         f = self.x @ family.mean(lam).unflatten(-1, shape)
         noise, node_weight = rule(shape[1], step, lam)
@@ -128,10 +126,9 @@ class Linear:
             return torch.diag_embed((self.x**2 @ (1 / precision).unflatten(-1, (dim, classes))).sqrt())
         blocks = torch.cholesky_inverse(torch.linalg.cholesky(precision)).reshape(-1, dim, classes, dim, classes)
         spread = lam.new_empty(*self.x.shape[:2], classes, classes)
-        for a in range(classes):
-            for b in range(a, classes):
-                along = ((self.x @ blocks[:, :, a, :, b]) * self.x).sum(-1)
-                spread[..., a, b] = spread[..., b, a] = along
+        for a, b in combinations_with_replacement(range(classes), 2):
+            along = ((self.x @ blocks[:, :, a, :, b]) * self.x).sum(-1)
+            spread[..., a, b] = spread[..., b, a] = along
         return torch.linalg.cholesky_ex(spread + 1e-12 * torch.eye(classes).to(lam)).L
 
     def _hessian(self, bend: Tensor, curvature: Curvature) -> Tensor:
@@ -140,8 +137,7 @@ class Linear:
             return ((self.x**2).mT @ bend.diagonal(dim1=-2, dim2=-1)).flatten(-2)
         dim, classes = self.x.shape[-1], self.y.shape[-1]
         hessian = bend.new_zeros(len(self.x), dim, classes, dim, classes)
-        for a in range(classes):
-            for b in range(a, classes):
-                block = self.x.mT @ (bend[..., a, b, None] * self.x)
-                hessian[:, :, a, :, b] = hessian[:, :, b, :, a] = block
+        for a, b in combinations_with_replacement(range(classes), 2):
+            block = self.x.mT @ (bend[..., a, b, None] * self.x)
+            hessian[:, :, a, :, b] = hessian[:, :, b, :, a] = block
         return hessian.reshape(-1, dim * classes, dim * classes)

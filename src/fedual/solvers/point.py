@@ -1,3 +1,4 @@
+# ruff: noqa: D102 (`Solver` documents `__call__`)
 """The client's problem for Gaussians of fixed precision S, where only the mean moves (paper Eq. 5, 22, 41).
 
     m_k ← argmin_m  E_{N(m, S⁻¹)}[ℓ_k]/τ + ⟨η_k, m⟩ + ρ/2 ‖m − m_g‖²_S
@@ -12,38 +13,28 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedual.contracts import Solution, Subproblem
+from fedual.algorithm.method import Solution, Subproblem
 from fedual.errors import InputError
 from fedual.families import Curvature, Delta, FixedPrecision, Isotropic, Rule
-from fedual.solvers.base import Stateless, moments, not_converged, require_finite, start, tolerance
+from fedual.solvers.base import Stateless, not_converged, require_finite, start, tolerance
 
 
 @dataclass(frozen=True)
 class Point(Stateless):
-    """Minimise over the mean.
-
-    Args:
-        optimiser: "newton" (damped by a line search), "lbfgs", or "gradient" (descent with momentum).
-        rule: How E_q is taken; `Delta()` is the delta method.
-        lr: The step of "gradient".
-        momentum: Of "gradient".
-        tol: The stopping rule is ‖∇F(m)‖ ≤ tol (1 + ‖m‖); √eps of the dtype if None.
-        max_steps: The limit after which `NotConvergedError` is raised.
-    """
+    """Minimise over the mean by "newton" (damped by a line search), "lbfgs", or "gradient" (descent with momentum)."""
 
     optimiser: Literal["newton", "lbfgs", "gradient"] = "newton"
-    rule: Rule = Delta()
-    lr: float = 0.01
-    momentum: float = 0.9
-    tol: float | None = None
-    max_steps: int = 1000
+    rule: Rule = Delta()  # how E_q is taken
+    lr: float = 0.01  # of "gradient"
+    momentum: float = 0.9  # of "gradient"
+    tol: float | None = None  # the stopping rule is ‖∇F(m)‖ ≤ tol (1 + ‖m‖); √eps of the dtype if None
+    max_steps: int = 1000  # then `NotConvergedError` is raised
 
     def __post_init__(self) -> None:
         if self.optimiser not in ("newton", "lbfgs", "gradient"):
             raise InputError(f"optimiser = {self.optimiser!r}: choose newton, lbfgs or gradient.")
 
     def __call__(self, problem: Subproblem) -> Solution:
-        """Solve Eq. 15 for every client of the stack."""
         if not isinstance(problem.family, Isotropic | FixedPrecision):
             raise InputError(f"Point needs a fixed precision (Isotropic, FixedPrecision), not {problem.family}.")
         solve = {"newton": self._newton, "lbfgs": self._lbfgs, "gradient": self._gradient}[self.optimiser]
@@ -52,8 +43,7 @@ class Point(Stateless):
         require_finite(objective.look(objective.start(), "none")[0])
         mean, residual = solve(objective, tol)
         if not (residual <= tol).all():
-            name = f"Point({self.optimiser})"
-            raise not_converged(name, "‖∇F(m)‖/(1 + ‖m‖)", residual, tol, self.max_steps)
+            raise not_converged(f"Point({self.optimiser})", "‖∇F(m)‖/(1 + ‖m‖)", residual, tol, self.max_steps)
         return Solution(problem.family.natural(mean), problem.carry)
 
     def _newton(self, problem: "_Objective", tol: float) -> tuple[Tensor, Tensor]:
@@ -91,9 +81,8 @@ class Point(Stateless):
 
     def _lbfgs_alone(self, problem: "_Objective", tol: float) -> Tensor:
         mean = problem.start().requires_grad_()
-        optimiser = torch.optim.LBFGS(
-            [mean], max_iter=20, line_search_fn="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0
-        )
+        settings = {"max_iter": 20, "line_search_fn": "strong_wolfe", "tolerance_grad": 0.0, "tolerance_change": 0.0}
+        optimiser = torch.optim.LBFGS([mean], **settings)
 
         def closure() -> Tensor:
             value, mean.grad, _ = problem.look(mean.detach(), "none")
@@ -143,14 +132,13 @@ class _Objective:
     def look(self, mean: Tensor, curvature: Curvature) -> tuple[Tensor, Tensor, Tensor | None]:
         """F, ∇F and ∇²F at m `(K, P)`."""
         family, rho, eta, tempered = self.family, self.problem.rho, self.problem.eta[:, 0], self.problem.tempered
-        found = moments(family, self.problem.losses, family.natural(mean), self.rule, curvature=curvature)
+        found = self.problem.losses.moments(family, family.natural(mean), self.rule, curvature=curvature)
         away = mean - family.mean(self.problem.lam_g)
         pull = rho * family.multiply(away)
         value = tempered(found.value) + (eta * mean).sum(-1) + (away * pull).sum(-1) / 2
-        hessian = None
-        if found.hessian is not None:
-            metric = family.multiply(torch.eye(mean.shape[-1]).to(mean))
-            hessian = tempered(found.hessian) + rho * metric
+        hessian = found.hessian
+        if hessian is not None:
+            hessian = tempered(hessian) + rho * family.multiply(torch.eye(mean.shape[-1]).to(mean))
         return value, tempered(found.gradient) + eta + pull, hessian
 
 

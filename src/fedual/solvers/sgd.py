@@ -1,8 +1,9 @@
+# ruff: noqa: D102 (`Stepper` documents these methods)
 """Minibatch SGD and Adam on the mean of a Gaussian: the local training of FedAvg and its descendants.
 
     m ← argmin_m  ℓ_k(m)/τ_k + ⟨η_k, T(m)⟩ + ρ/2 ‖m − m_g‖²_{S_g}
 
-by steps on τ_k/N_k times it: ĝ + A + B m (`fedual.solvers.stochastic`). The optimiser's memory starts anew each round.
+by steps on τ_k/N_k times it: ĝ + A + B m (`fedual.solvers.stepper`). The optimiser's memory starts anew each round.
 """
 
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedual.contracts import Carry, Solution, Subproblem
+from fedual.algorithm.method import Carry, Solution, Subproblem
 from fedual.errors import InputError, require_positive, require_share
 from fedual.families import Family, Gaussian, Isotropic, is_point
-from fedual.solvers.scale import Reach
-from fedual.solvers.stochastic import Inner, Stepper, quadratic, scale, start_mean
+from fedual.solvers.adaptive import RoundReach
+from fedual.solvers.stepper import Stepper, Variables, quadratic, scale, start_mean
 
 
 @dataclass(frozen=True)
@@ -24,18 +25,16 @@ class SGD(Stepper):
     """Stochastic gradient descent, or Adam.
 
     Args:
-        lr: The learning rate, or a rule for it.
         optimiser: "adam" or "sgd".
         momentum: Of "sgd": velocity ← momentum · velocity + gradient.
-        beta1: Of "adam".
-        beta2: Of "adam".
-        eps: Of "adam".
+        beta1, beta2, eps: Of "adam".
         weight_decay: Adds weight_decay · m to the gradient of the mean loss (after `max_norm`, as in PyTorch).
         max_norm: A client's whole gradient is scaled down to this norm; None is no limit.
         proximal: "squared", or "norm" for ρδ/2 ‖m − m_g‖ in the place of ρδ/2 ‖m − m_g‖², which is what the paper's
             baselines ran with: a pull to m_g of the same strength at any distance. Dual and server stay the same.
     """
 
+    lr: float | RoundReach = 1e-3
     optimiser: Literal["adam", "sgd"] = "adam"
     momentum: float = 0.0
     beta1: float = 0.9
@@ -50,8 +49,9 @@ class SGD(Stepper):
             raise InputError(f"optimiser = {self.optimiser!r}: choose adam or sgd.")
         if self.proximal not in ("squared", "norm"):
             raise InputError(f"proximal = {self.proximal!r}: choose squared or norm.")
-        for name in ("lr", "eps"):
-            require_positive(name, getattr(self, name))
+        if not isinstance(self.lr, RoundReach):
+            require_positive("lr", self.lr)
+        require_positive("eps", self.eps)
         for name in ("momentum", "beta1", "beta2"):
             require_share(name, getattr(self, name))
         if self.weight_decay != 0:
@@ -60,7 +60,6 @@ class SGD(Stepper):
             require_positive("max_norm", self.max_norm)
 
     def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
-        """Nothing."""
         self.check(family)
         return {}
 
@@ -71,41 +70,39 @@ class SGD(Stepper):
         if self.proximal == "norm" and not isinstance(family, Isotropic):
             raise InputError(f"proximal = 'norm' has one δ for all parameters, which {family} has not: use 'squared'.")
 
-    def begin(self, problem: Subproblem) -> Inner:
+    def begin(self, problem: Subproblem) -> Variables:
         """m_k = m_g (or the network's initialisation), no memory."""
         self.check(problem.family)
         offset, slope = quadratic(problem)
         mean = start_mean(problem)
-        lr = mean.new_full((len(mean), 1), self.lr)
-        if isinstance(self.lr, Reach):
-            lr = self.lr.rate(problem.losses, mean)
-        inner = {"mean": mean, "offset": offset, "slope": slope, "lr": lr, "first": torch.zeros_like(mean)}
+        lr = self.lr
+        lr = lr.rate(problem.losses, mean) if isinstance(lr, RoundReach) else mean.new_full((len(mean), 1), lr)
+        variables = {"mean": mean, "offset": offset, "slope": slope, "lr": lr, "first": torch.zeros_like(mean)}
         if self.proximal == "norm":  # A = c v, and half of B along (m − m_g)/‖m − m_g‖
             offset, centre = scale(problem) * problem.eta[:, 0], cast(Gaussian, problem.family).mean(problem.lam_g)
-            inner |= {"offset": offset, "slope": slope / 2, "centre": centre.expand_as(mean).clone()}
+            variables |= {"offset": offset, "slope": slope / 2, "centre": centre.expand_as(mean).clone()}
         if self.optimiser == "adam":
-            inner |= {"second": torch.zeros_like(mean), "steps": mean.new_zeros(len(mean), 1)}
-        return inner
+            variables |= {"second": torch.zeros_like(mean), "steps": mean.new_zeros(len(mean), 1)}
+        return variables
 
-    def update(self, inner: Inner, gradient: Tensor, correlation: Tensor | None) -> Inner:
-        """One step."""
-        mean = inner["mean"]
-        along = mean if self.proximal == "squared" else normalize(mean - inner["centre"], dim=-1)  # 0 at m_g
-        gradient = gradient + inner["offset"] + inner["slope"] * along
+    def update(self, variables: Variables, gradient: Tensor, correlation: Tensor | None) -> Variables:
+        mean = variables["mean"]
+        along = mean if self.proximal == "squared" else normalize(mean - variables["centre"], dim=-1)  # 0 at m_g
+        gradient = gradient + variables["offset"] + variables["slope"] * along
         if self.max_norm is not None:
             gradient = gradient * (self.max_norm / gradient.norm(dim=-1, keepdim=True)).clamp(max=1)
         if self.weight_decay:
             gradient = gradient + self.weight_decay * mean
         if self.optimiser == "sgd":
-            first = self.momentum * inner["first"] + gradient
-            return {**inner, "mean": mean - inner["lr"] * first, "first": first}
-        steps = inner["steps"] + 1
-        first = torch.lerp(gradient, inner["first"], self.beta1)
-        second = self.beta2 * inner["second"] + (1 - self.beta2) * gradient**2
+            first = self.momentum * variables["first"] + gradient
+            return {**variables, "mean": mean - variables["lr"] * first, "first": first}
+        steps = variables["steps"] + 1
+        first = torch.lerp(gradient, variables["first"], self.beta1)
+        second = self.beta2 * variables["second"] + (1 - self.beta2) * gradient**2
         spread = (second / (1 - self.beta2**steps)).sqrt() + self.eps
         direction = first / (1 - self.beta1**steps) / spread
-        return {**inner, "mean": mean - inner["lr"] * direction, "first": first, "second": second, "steps": steps}
+        mean = mean - variables["lr"] * direction
+        return {**variables, "mean": mean, "first": first, "second": second, "steps": steps}
 
-    def end(self, problem: Subproblem, inner: Inner) -> Solution:
-        """λ_k = S m_k."""
-        return Solution(cast(Gaussian, problem.family).natural(inner["mean"]), problem.carry)
+    def end(self, problem: Subproblem, variables: Variables) -> Solution:
+        return Solution(cast(Gaussian, problem.family).natural(variables["mean"]), problem.carry)

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 (`BLR` documents `move`)
 """Variational online Newton: the Bayesian learning rule for full Gaussians, kept positive definite.
 
     S ← S + βG + ½β² G S⁻¹ G,       G = S_target − S
@@ -23,7 +24,6 @@ class VON(BLR):
     """`BLR` for `Full` with a step that stays inside the domain."""
 
     def move(self, family: Family, lam: Tensor, target: Tensor, beta: Tensor) -> Tensor:
-        """One step towards λ_target, `beta` one number a client."""
         if not isinstance(family, Full):
             raise InputError(f"VON works on Full Gaussians, not on {family}: use BLR.")
         beta = beta[:, None, None]

@@ -4,9 +4,9 @@ from torch import nn
 
 
 def build(inputs: int = 30, width: int = 32, outputs: int = 2) -> nn.Module:
-    """A small network. Any module will do that keeps no batch statistics: GroupNorm instead of BatchNorm.
+    """Build a small network; scenario.toml sets the arguments in [model].
 
-    The arguments are what [model] says in scenario.toml. Initial weights may come from torch's random numbers, which
-    are seeded by the run.
+    Any module works that keeps no batch statistics: use GroupNorm instead of BatchNorm. Initial weights may use
+    torch's random numbers, which the run seeds.
     """
     return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, outputs))

@@ -6,11 +6,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedual import data, models
 from fedual.flower import BayesianADMM, Policy, client_app
+from fedual.networks import Network
 
 
-def model():  # yours: any nn.Module without batch statistics; the same seed at the server after a restart
+def model():  # yours: any module without batch statistics; the same seed at the server after a restart
     torch.manual_seed(0)
-    return models.mlp(64, (100, 50), 10)
+    return Network(models.mlp(64, (100, 50), 10), scale=16)  # pixels are divided by 16
 
 
 def site(node):  # yours: this site's inputs and labels, from what its SuperNode's --node-config says
@@ -19,16 +20,20 @@ def site(node):  # yours: this site's inputs and labels, from what its SuperNode
     return digits.x_train[parts[node["partition-id"]]], digits.y_train[parts[node["partition-id"]]]
 
 
-client = client_app(model, site, scale=16)
+client = client_app(model, site)
 server = ServerApp()
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     config, digits = context.run_config, data.load("digits")
+    policy = Policy(
+        min_clients=int(config["min-clients"]),
+        readmit=str(config["readmit"]).split(),
+        forget=str(config["forget"]).split(),
+    )
     strategy = BayesianADMM(
         model(), "ivon-admm", int(config["rounds"]), experiment=str(config["experiment"]), out=str(config["out"]),
-        policy=Policy(min_clients=int(config["min-clients"])), scale=16, test=(digits.x_test, digits.y_test),
-        readmit=str(config["readmit"]).split(), forget=str(config["forget"]).split(),
+        policy=policy, test=(digits.x_test, digits.y_test),
     )  # fmt: skip
     strategy.start(grid)

@@ -1,0 +1,1 @@
+"""What makes a step fast: compiled updates, CUDA graphs, one client's gradient compiled on its own."""

@@ -1,0 +1,217 @@
+"""The front door: `fit` trains a model on clients' data and returns a `Run` with its history and its posterior."""
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedual import methods
+from fedual.algorithm import Method, client_init, server_init
+from fedual.backends.client_store import free_memory, placed
+from fedual.backends.vectorised import choose_chunk, worth_compiling
+from fedual.defaults import Federation, resolve, resolve_training
+from fedual.errors import InputError, require_count
+from fedual.methods import MethodSpec
+from fedual.networks import Clients, Draws, Minibatches, Network
+from fedual.networks.checks import check, rehearse
+from fedual.networks.client_data import materialise
+from fedual.progress import watchers
+from fedual.run import Callback, Folder, Run, run_rounds
+from fedual.rundir import RunDirectory, artifacts
+from fedual.rundir.old_config import CONFIG_VERSION
+from fedual.settings import FREE, Evaluation, Execution, LocalTraining
+from fedual.solvers import Laplace, Stepper
+
+
+def fit(
+    model: nn.Module | Network,
+    clients: Sequence[Any] | Clients,
+    method: str | MethodSpec | Method = "ivon-admm",
+    rounds: int = 50,
+    *,
+    test: tuple[Tensor, Tensor] | None = None,
+    loss: str | Callable[[Tensor, Tensor], Tensor] = "cross_entropy",
+    seed: int = 0,
+    local: LocalTraining = LocalTraining(),
+    execution: Execution = Execution(),
+    evaluation: Evaluation = Evaluation(),
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Train a model on data that stay with their owners, and return the run with its `history` and its `posterior`.
+
+    The result is a function of the arguments: same seed, device, number of threads and chunk, bit-identical numbers.
+
+    Args:
+        model: Any module without batch statistics, initialised; it is copied. A `Network` says more: which parameters
+            are trained, and what inputs are divided by.
+        clients: A list of `(x, y)` or `(x, y, weights)` tensors, one for each client, or of datasets of pairs.
+        method: A name (see `fedual methods`) with its default settings, a name with settings
+            (`fedual.methods.spec`), or a method of plain numbers that `fedual.methods` made.
+        rounds: Rounds of communication.
+        test: `(x, y)` on which the run is evaluated.
+        loss: "cross_entropy", "mse" or another name of `fedual.networks.losses`, or a function (outputs, targets) →
+            one loss for each example.
+        seed: Random seed for everything but the model's initialisation.
+        local: What clients do in a round.
+        execution: How the run is computed.
+        evaluation: How it is evaluated.
+        out: A folder for config, metrics, checkpoint and posterior; nothing is written without one.
+        resume: Continue the run in `out`, if there is one.
+        callbacks: Functions (run, record), called before the first round with None and after every round. A callback
+            that is also a context manager is entered before training and left when the run ends, also by an error.
+
+    Raises:
+        InputError: Arguments or data that cannot be used, before any training.
+        DivergedError: A run that cannot continue; its `run` holds the last good state.
+    """
+    require_count("rounds", rounds, 1)
+    method = for_networks(method)
+    network = Network.of(model).to(find_device(execution.device))
+    data = clients if isinstance(clients, Clients) else Clients.from_pairs(clients)
+    draws, amount = Draws(seed, local.noise, local.order), (local.batch_size, local.local_epochs, local.local_steps)
+    losses = Minibatches(network, data.to(network.device), loss, draws, *amount)
+    examples, steps = float(data.total_weights.sum()), local.average_steps(len(data), sum(data.sizes))
+    method = resolve(method, Federation(len(data), examples, local.participation, steps))
+    local = resolve_training(local, method, examples)
+    local.in_round(method, rounds - 1, rounds)  # refuses a rate that ends at 0
+    if data.x.numel() * network.dtype.itemsize < free_memory(network.device) // 8:
+        losses = replace(losses, prepared=losses.network.inputs(losses.data.x))
+    test = None if test is None else materialise("The test set", test)
+    check(losses, test)
+    if test is not None and test[0].nbytes < free_memory(network.device) // 8:
+        test = test[0].to(network.device), test[1].to(network.device)
+    together = execution.engine == "vectorised"
+    if together:
+        rehearse(losses, isinstance(method.solver, Laplace))
+
+    path = None if out is None else Path(out)
+    if path is not None and resume and (path / "config.json").exists():
+        execution = _as_stored(path, execution, local, rounds)
+    compile = (together and worth_compiling(losses, rounds)) if execution.compile is None else execution.compile
+    losses = replace(losses, compile=compile)
+    chunk = execution.chunk or (choose_chunk(losses, len(data)) if together else 1)
+    execution = replace(execution, compile=compile, chunk=chunk)
+
+    kept = {name: value for name, value in execution.to_dict().items() if name not in FREE}
+    settings = {"training": local.to_dict(), "method": method.to_dict(), "execution": kept}
+    config = _config(losses, test, rounds, examples, settings | {"evaluation": evaluation.to_dict()})
+    server = server_init(method, network.initial())
+    row = {name: value[0] for name, value in client_init(method, server.lam_g).rows().items()}
+    store = placed(row, len(data), execution.client_state, path)
+    run = Run(method, losses, rounds, local, execution, evaluation, config, server, store, path)
+    folder = [Folder(run, resume)] if path else []  # the last callback, which sees `stop`
+    callbacks = [*callbacks, *watchers(execution.progress), *folder]
+    with ExitStack() as stack:
+        stack.callback(network.tapes.clear)  # the posterior keeps the network
+        for callback in callbacks:
+            if isinstance(callback, AbstractContextManager):
+                stack.enter_context(callback)
+        for callback in callbacks:
+            callback(run, None)
+        for record in run_rounds(run, test):
+            run.history.append(record)
+            for callback in callbacks:
+                callback(run, record)
+    if path:
+        run.posterior.save(path / "posterior.safetensors")
+        artifacts.write_clients(path, data, loss == "cross_entropy")
+        if test is not None:
+            seed_of_draws = losses.draws.evaluation(run.server.round)
+            artifacts.write_test(path, run.posterior, test, evaluation.samples, seed_of_draws)
+    return run
+
+
+def for_networks(method: str | MethodSpec | Method) -> MethodSpec | Method:
+    """A method by its name, or as it is; a method that does not train networks is refused."""
+    method = methods.spec(method) if isinstance(method, str) else method
+    if isinstance(method, MethodSpec):
+        return method
+    if not isinstance(method, Method):
+        raise InputError(f"method = {method!r}: give a name, or what a function of `fedual.methods` returns.")
+    if not isinstance(method.solver, Stepper):
+        raise InputError(f"{method.solver} takes no minibatch steps: networks need IVON, SGD or Laplace as a solver.")
+    return method
+
+
+def find_device(name: str) -> torch.device:
+    """The device of a name, where "auto" is a GPU if there is one; a device that is not there is refused."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device = {name!r} is not there ({str(error).splitlines()[0]}): try cpu or auto.") from None
+    return device
+
+
+def _as_stored(path: Path, execution: Execution, local: LocalTraining, rounds: int) -> Execution:
+    """The chunk and the compilation of the run that is resumed, where no others are asked for."""
+    config = RunDirectory.open(path).config
+    if local.schedule == "cosine" and config.get("rounds") != rounds:
+        raise InputError(
+            f"{path} holds a run whose cosine schedule ends in round {config.get('rounds')}, not {rounds}: "
+            "resume it with as many rounds, or choose another folder."
+        )
+    stored = config.get("execution", {})
+    compile = stored.get("compile") if execution.compile is None else execution.compile
+    return replace(execution, chunk=execution.chunk or stored.get("chunk"), compile=compile)
+
+
+def _config(
+    losses: Minibatches, test: tuple[Tensor, Tensor] | None, rounds: int, examples: float, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """What the result depends on: a resumed run is compared with it, and the first differences are named.
+
+    The method comes after clients, data and training, because rules make its numbers from them.
+    """
+    network, data, loss = losses.network, losses.data, losses.loss
+    frozen = [value for name, value in network.state_dict(network.initial()).items() if name not in network.names]
+    config: dict[str, Any] = {
+        "version": CONFIG_VERSION,
+        "rounds": rounds,
+        "seed": losses.draws.seed,
+        "clients": len(data),
+        "data": _digest([data.x, data.y, *data.parts, *(data.weights or ())]),
+        "examples": examples,
+        "test": None if test is None else _digest(list(test)),
+        "parameters": network.dim,
+        "network": f"{type(network.model).__name__} {_hash(repr(network.model).encode())}",
+        "frozen": _digest(frozen),
+        "dtype": str(network.dtype),
+        "loss": loss if isinstance(loss, str) else _name(loss),
+        "scale": network.scale,
+        **settings,
+    }
+    about = dict(data.description or {}) | ({} if network.recipe is None else {"model": network.recipe})
+    for key in about.keys() & config.keys():
+        raise InputError(f"The clients' description has {key!r}, which is a setting of the run: give it another name.")
+    return config | about
+
+
+def _name(loss: Callable) -> str:
+    """What tells one function from another after a restart: its name and, where it has one, its code."""
+    code = getattr(loss, "__code__", None)
+    digest = "" if code is None else _hash(code.co_code + repr(code.co_consts).encode())
+    return f"{getattr(loss, '__qualname__', type(loss).__name__)} {digest}".strip()
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=4).hexdigest()
+
+
+def _digest(tensors: list[Tensor]) -> str:
+    """A fingerprint, to notice that a run is resumed on other data."""
+    digest = hashlib.blake2b(digest_size=8)
+    for value in tensors:
+        digest.update(str((value.dtype, tuple(value.shape))).encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

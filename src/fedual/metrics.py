@@ -1,0 +1,247 @@
+"""How good a posterior is: accuracy, NLL, Brier score and calibration, at the mean m_g and under q_g.
+
+Under q_g the predictive distribution is a mixture over S draws, represented by its logarithm throughout:
+
+    log p(y | x) = log 1/S Σ_m p(y | x, θ_m),        θ_m ~ q_g
+
+Networks are drawn and evaluated one at a time: evaluating many through `vmap` gained little for perceptrons, was up to
+four times slower for convolutions (on a GPU), and needs memory for all their parameters. On a given device the draws
+are a function of the seed.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedual.errors import DomainError, InputError, require_count
+from fedual.families import Gaussian, check, is_point
+from fedual.networks.losses import Criterion, criterion
+from fedual.networks.network import Network
+
+
+class Prediction(NamedTuple):
+    """Class probabilities under the posterior and their uncertainty.
+
+    `mutual_information`, H[E_q p] − E_q H[p], is the part of the entropy that knowing θ would remove.
+    """
+
+    probabilities: Tensor  # (N, C), averaged over the draws
+    entropy: Tensor  # (N,), of the averaged probabilities, in nats
+    mutual_information: Tensor  # (N,), ≥ 0 up to rounding
+
+
+class RegressionPrediction(NamedTuple):
+    """Mean and standard deviation of f(x; θ) under the posterior; with "mse" an observation adds variance 1."""
+
+    mean: Tensor  # (N, D)
+    standard_deviation: Tensor  # (N, D)
+
+
+def accuracy(probabilities: Tensor, labels: Tensor) -> float:
+    """The share of examples whose most probable class is right; probabilities `(N, C)`, class numbers `(N,)`."""
+    labels = _labels(probabilities, labels)
+    return float((probabilities.argmax(-1) == labels).double().mean())
+
+
+def nll(log_probabilities: Tensor, labels: Tensor) -> float:
+    """−1/N Σ_n log p_n[y_n]; takes log-probabilities `(N, C)`, because small probabilities underflow earlier."""
+    labels = _labels(log_probabilities, labels)
+    if (log_probabilities > 1e-3).any():
+        raise InputError("nll got numbers above 0: give log-probabilities, e.g. log_softmax of a network's outputs.")
+    return -float(log_probabilities.gather(-1, labels[:, None]).double().mean())
+
+
+def brier(probabilities: Tensor, labels: Tensor) -> float:
+    """1/N Σ_n Σ_c (p_n[c] − 1[y_n = c])², between 0 and 2; probabilities `(N, C)`, class numbers `(N,)`."""
+    labels = _labels(probabilities, labels)
+    truth = F.one_hot(labels, probabilities.shape[-1])
+    return float((probabilities.double() - truth).square().sum(-1).mean())
+
+
+def ece(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Expected calibration error Σ_b n_b/N |accuracy_b − confidence_b|.
+
+    The bins (0, 1/15], (1/15, 2/15], … have equal width over the confidence of the predicted class.
+    """
+    labels = _labels(probabilities, labels)
+    confidence, predicted = probabilities.max(-1)
+    edges = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device)
+    member = F.one_hot(torch.bucketize(confidence, edges[1:-1]), bins).double()
+    # n_b cancels, which leaves the sum of a bin's gaps; a product, because bincount is not deterministic on CUDA
+    gaps = (predicted == labels).double() - confidence.double()
+    return float((gaps @ member).abs().sum()) / len(labels)
+
+
+def auroc(strange: Tensor, known: Tensor) -> float:
+    """Area under the ROC curve: the probability that a strange score exceeds a known score, ties counted as half.
+
+    Scores are e.g. the predictive entropy of inputs `(M,)` unlike the training data and of inputs `(N,)` like them.
+    """
+    for name, scores in (("strange", strange), ("known", known)):
+        if scores.dim() != 1 or not len(scores) or scores.isnan().any():
+            shape, nans = tuple(scores.shape), int(scores.isnan().sum())
+            raise InputError(f"auroc got {name} scores of shape {shape} with {nans} NaNs: give (N,) numbers, N ≥ 1.")
+    known = known.sort().values
+    below = [torch.searchsorted(known, strange, right=right).double().mean() for right in (False, True)]
+    return float(sum(below)) / 2 / len(known)
+
+
+def rmse(prediction: Tensor, target: Tensor) -> float:
+    """√(mean (f − y)²) over all examples and outputs; prediction and target have the same shape."""
+    return math.sqrt(float((prediction.double() - target).square().mean()))
+
+
+def gaussian_nll(outputs: Tensor, target: Tensor) -> float:
+    """−1/(N D) Σ_n log 1/S Σ_m N(y_n | f_mn, I): NLL per output of f `(S, N, D)` of S networks, for y `(N, D)`."""
+    error = (outputs.double() - target).square().sum(-1)
+    log_density = (-error / 2).logsumexp(0) - math.log(len(outputs))
+    return -float(log_density.mean()) / target.shape[-1] + math.log(2 * math.pi) / 2
+
+
+def evaluate(
+    network: Network,
+    family: Gaussian,
+    lam_g: Tensor,
+    test: tuple[Tensor, Tensor],
+    *,
+    transform: Callable[[Tensor], Tensor],
+    loss: str | Criterion = "cross_entropy",
+    samples: int = 32,
+    seed: int = 0,
+    batch_size: int = 2048,
+    record: bool = False,
+) -> dict[str, float]:
+    """The metrics of q_g on a test set.
+
+    With "cross_entropy": `accuracy`, `nll`, `brier`, `ece`; with "mse": `rmse` and `nll` of a Gaussian of unit
+    variance; with any other loss its mean, `loss`. Plain names are metrics at the mean m_g; names with the suffix
+    `_mc` are metrics under q_g, averaged over `samples` draws (0 leaves them out). Families of fixed precision have
+    none, because methods such as FedAvg and ADMM learn only a point.
+
+    The test set has inputs `(N, ...)` as they are stored, and class numbers `(N,)` or targets `(N,)` or `(N, D)`;
+    `transform` maps a batch of its inputs, on the network's device, to the network's inputs. `record` replays CUDA
+    graphs, for a test set that stays at one place on a GPU.
+    """
+    x, y = test
+    check(family, lam_g, "λ_g")
+    if len(x) != len(y):
+        raise InputError(f"{len(x)} test inputs have {len(y)} labels: give one label to each input.")
+    metrics = _METRICS.get(loss) if isinstance(loss, str) else None
+    metrics = metrics or partial(_loss_metrics, criterion(loss))
+    measure = lambda thetas: metrics(forward(network, thetas, x, transform, batch_size, record), y.to(network.device))
+    at_mean = measure([family.mean(lam_g)])
+    if is_point(family) or not require_count("samples", samples, 0):
+        return at_mean
+    return at_mean | {f"{name}_mc": value for name, value in measure(draws(family, lam_g, samples, seed)).items()}
+
+
+def draws(family: Gaussian, lam: Tensor, samples: int, seed: int) -> Iterator[Tensor]:
+    """θ_1, …, θ_S ~ q from `lam` `(R, P)`, each `(P,)`; θ_m does not depend on S."""
+    require_count("samples", samples, 1)
+    if not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        raise InputError(f"seed = {seed!r}: it must be a whole number from 0 to 2⁶³ − 1.")
+    generator = torch.Generator(lam.device).manual_seed(seed)
+    for _ in range(samples):
+        yield family.sample(lam, 1, generator)[0]
+
+
+def forward(
+    network: Network,
+    thetas: Iterable[Tensor],
+    x: Tensor,
+    transform: Callable[[Tensor], Tensor],
+    batch_size: int,
+    record: bool = False,
+) -> Iterator[Tensor]:
+    """Yield the outputs `(N, ...)` of one network θ `(P,)` after another, `batch_size` examples at a time.
+
+    The next outputs may overwrite the last. `record` replays the pass as CUDA graphs, which the network keeps.
+    """
+    require_count("batch_size", batch_size, 1)
+    if not len(x):
+        raise InputError("There are no inputs (0 examples): give at least one.")
+    batches = x.split(batch_size)
+    if record:
+        from fedual.backends.kernels import cuda_graphs
+
+        passes = [cuda_graphs.outputs(network, batch, transform) for batch in batches]
+    else:  # clones, because a model may write into its inputs
+        inputs = lambda batch: transform(batch.clone().to(network.device))
+        passes = [lambda theta, batch=batch: network(theta, inputs(batch)) for batch in batches]
+    nan = torch.zeros(len(x), dtype=torch.bool, device=network.device)
+    for theta in thetas:
+        if (theta.shape[-1], theta.dtype) != (network.dim, network.dtype):
+            of_q, of_network = f"{theta.shape[-1]} parameters ({theta.dtype})", f"{network.dim} ({network.dtype})"
+            raise InputError(f"q is over {of_q}, the network has {of_network}: make them the same.")
+        with torch.no_grad():
+            parts = [apply(theta) for apply in passes]
+            outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
+        nan |= outputs.isnan().reshape(len(x), -1).any(1)
+        yield outputs
+    if bad := int(nan.sum()):  # asked once, because asking a GPU takes longer than a small network
+        remedy = "check the inputs and their scale, or train with smaller steps"
+        raise DomainError(f"The network's outputs are NaN for {bad} of {len(x)} examples: {remedy}.")
+
+
+def class_predictive(outputs: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """The logarithm of the averaged probabilities `(N, C)`, and the average of their entropies `(N,)`."""
+    log_total, entropy, count = torch.tensor(-math.inf), torch.tensor(0.0), 0
+    for logits in outputs:
+        if logits.dim() != 2:
+            raise InputError(f"The network's outputs have shape {tuple(logits.shape)}: classes need (N, C).")
+        log_p = logits.log_softmax(-1)
+        log_total = torch.logaddexp(log_total.to(log_p), log_p)
+        entropy = entropy.to(log_p) + torch.special.entr(log_p.exp()).sum(-1)
+        count += 1
+    return log_total - math.log(count), entropy / count
+
+
+def regression_outputs(outputs: Iterable[Tensor]) -> Tensor:
+    """The outputs of all networks, `(S, N, D)`, in one tensor because regressions have few outputs."""
+    return torch.stack([f.flatten(1) if f.dim() > 1 else f[:, None] for f in outputs])
+
+
+def _class_metrics(outputs: Iterable[Tensor], labels: Tensor) -> dict[str, float]:
+    log_p, _ = class_predictive(outputs)
+    p = log_p.exp()
+    return {
+        "accuracy": accuracy(p, labels),
+        "nll": nll(log_p, labels),
+        "brier": brier(p, labels),
+        "ece": ece(p, labels),
+    }
+
+
+def _regression_metrics(outputs: Iterable[Tensor], target: Tensor) -> dict[str, float]:
+    f = regression_outputs(outputs)
+    target = target.flatten(1) if target.dim() > 1 else target[:, None]
+    if f.shape[1:] != target.shape:
+        shapes = f"{tuple(f.shape[1:])} for targets {tuple(target.shape)}"
+        raise InputError(f"The network's outputs are {shapes}: make them the same.")
+    return {"rmse": rmse(f.mean(0), target), "nll": gaussian_nll(f, target)}
+
+
+def _loss_metrics(loss: Criterion, outputs: Iterable[Tensor], target: Tensor) -> dict[str, float]:
+    values = torch.stack([loss(f, target).double().mean() for f in outputs])
+    if not values.isfinite().all():
+        raise DomainError("The loss on the test set is not finite: check the inputs, or train with smaller steps.")
+    return {"loss": float(values.mean())}
+
+
+_METRICS = {"cross_entropy": _class_metrics, "mse": _regression_metrics}
+
+
+def _labels(predicted: Tensor, labels: Tensor) -> Tensor:
+    """The labels as int64 on the predictions' device; labels that do not fit are refused."""
+    if predicted.dim() != 2 or labels.shape != predicted.shape[:1] or not len(labels):
+        shapes = f"{tuple(predicted.shape)} and {tuple(labels.shape)}"
+        raise InputError(f"Predictions and labels have shapes {shapes}: give (N, C) and (N,) with N ≥ 1.")
+    if labels.is_floating_point() or labels.min() < 0 or labels.max() >= predicted.shape[-1]:
+        values = f"{labels.dtype} from {labels.min().item()} to {labels.max().item()}"
+        raise InputError(f"The labels are {values}: give class numbers 0 to {predicted.shape[-1] - 1}.")
+    return labels.to(predicted.device, torch.int64)

@@ -1,0 +1,277 @@
+"""Predictions of a finished run for inputs from files.
+
+    finished = open_run("runs/mine")
+    names, x = read_inputs(Path("pictures"), finished)
+    prediction = finished.posterior.predict(x, finished.samples, finished.seed)
+    unsure = prediction.entropy > choose_threshold(prediction.entropy, finished.test, coverage=0.9).threshold
+
+Files are .npy, .npz, .csv, .parquet, .png, or a folder of .png, with inputs as the run stored them:
+
+    shape   the shape of the run's inputs, or flat rows of as many numbers
+    type    the type of the run's inputs: pixels are 0…255 if the run's were uint8, and never scaled
+    table   the columns of the run's own table, which are encoded as in training
+
+Nothing is resized, rounded, clipped or unpickled.
+"""
+
+import csv
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedual.data import user_files
+from fedual.errors import DataError, InputError, require_positive
+from fedual.networks import Draws
+from fedual.posterior import Posterior
+from fedual.rundir import RunDirectory, artifacts
+
+ENDINGS = (".npy", ".npz", ".csv", ".parquet", ".png")
+MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+"""Pillow's mode for a number of channels of eight bits."""
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bool, *_INTEGERS, *_FLOATS)}
+"""Types that stored inputs may have."""
+
+
+class FinishedRun(NamedTuple):
+    """A posterior, and what its run stored about inputs; a field is None if the run did not store it."""
+
+    posterior: Posterior
+    shape: tuple[int, ...] | None = None  # of one input
+    dtype: torch.dtype | None = None
+    columns: dict[str, Any] | None = None  # how tables were encoded, see `fedual.data.user_files.encode`
+    classes: list[str] | None = None  # names of the classes
+    test: artifacts.Evidence | None = None
+    samples: int = 32  # draws of θ for the predictions of the test set
+    seed: int = 0  # seed of these draws; with other draws all entropies are a little higher, or lower
+
+
+class Inputs(NamedTuple):
+    """Inputs `(N, ...)` as they are stored, and the name of each: its file, or its number from 1."""
+
+    names: list[str]
+    x: Tensor
+
+
+class Threshold(NamedTuple):
+    """Inputs with an entropy above `threshold` are unsure."""
+
+    coverage: float
+    threshold: float
+    examples: int  # size of the test set that it comes from; 0 if it comes from the inputs themselves
+    accuracy: float | None  # on the test set
+    accuracy_sure: float | None  # on the examples of the test set that are sure
+
+
+def open_run(
+    path: str | os.PathLike[str],
+    model: nn.Module | Callable[..., nn.Module] | None = None,
+    device: torch.device | str | None = None,
+) -> FinishedRun:
+    """Read a finished run's folder, or a posterior file; `model` and `device` are those of `Posterior.load`.
+
+    Raises:
+        InputError: There is no run, it has not ended, or the model is missing or a different one.
+        DataError: A file is damaged.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        if not path.exists():
+            raise InputError(f"{path} is not there: give the folder of a run, or a posterior file.")
+        return FinishedRun(Posterior.load(path, model, device))
+    if not (file := path / "posterior.safetensors").exists():
+        raise InputError(f"{path} has no posterior.safetensors: give the folder of a run that has ended.")
+    config, draws = {}, ()
+    if (path / "config.json").exists():
+        folder = RunDirectory.open(path)
+        config, history = folder.config, folder.history()
+        samples = config.get("evaluation", {}).get("samples")
+        if samples is not None and "seed" in config and history:
+            draws = samples, Draws(config["seed"]).evaluation(history[-1]["round"])
+    shape = dtype = None
+    if clients := artifacts.read_clients(path):
+        try:
+            shape, dtype = tuple(map(int, clients["shape"])), DTYPES[clients["dtype"]]
+        except (KeyError, TypeError, ValueError):
+            raise DataError(f"{path / 'clients.json'} says no shape and type of inputs: delete it.") from None
+    posterior, test = Posterior.load(file, model, device), artifacts.read_test(path)
+    return FinishedRun(posterior, shape, dtype, config.get("inputs"), config.get("classes"), test, *draws)
+
+
+def choose_threshold(entropy: Tensor, test: artifacts.Evidence | None, coverage: float) -> Threshold:
+    """The threshold below which a share `coverage` in (0, 1] of the test set is sure.
+
+    If the run kept no test set, the entropies of the inputs `(N,)` take its place.
+    """
+    require_positive("coverage", coverage, most=1.0)
+    if test is None:
+        return Threshold(coverage, _quantile(entropy, coverage), 0, None, None)
+    threshold = _quantile(test.entropy, coverage)
+    right = (test.probabilities.argmax(-1) == test.labels).double()
+    sure = test.entropy <= threshold
+    return Threshold(coverage, threshold, len(right), float(right.mean()), float(right[sure].mean()))
+
+
+def _quantile(values: Tensor, share: float) -> float:
+    """The least value with at least this share of the values at or below it."""
+    # 0.7 · 10 is a little more than 7 in floating point, and must count as 7
+    return float(values.sort().values[math.ceil(share * len(values) - 1e-9) - 1])
+
+
+def read_inputs(path: Path, run: FinishedRun) -> Inputs:
+    """Read inputs for a run's posterior.
+
+    Raises:
+        InputError: The inputs have another shape, type or form than those of the run.
+        DataError: A file is missing, damaged or of another kind.
+    """
+    if path.is_dir():
+        pictures = sorted(file for file in path.iterdir() if file.suffix.lower() == ".png")
+        if not pictures:
+            raise DataError(f"{path} holds no .png: give a folder that does, or a file.")
+        return _read_pictures(pictures, run)
+    ending = path.suffix.lower()
+    if ending not in ENDINGS:
+        raise InputError(f"{path} is no input that fedual reads: give {', '.join(ENDINGS)}, or a folder of .png.")
+    if not path.exists():
+        raise DataError(f"{path} is not there: check the path.")
+    if ending == ".png":
+        return _read_pictures([path], run)
+    if run.columns and ending != ".npy":
+        values = user_files.encode(path, run.columns).numpy()
+    else:
+        _refuse_unencoded(path, run)
+        values = _read_array(path, ending)
+    if not len(values):
+        raise DataError(f"{path} holds no inputs: give at least one.")
+    x = _convert(path, _reshape(path, values, run.shape), run.dtype)
+    return Inputs([str(number) for number in range(1, len(x) + 1)], x)
+
+
+def _refuse_unencoded(path: Path, run: FinishedRun) -> None:
+    """Refuse plain numbers if training encoded the columns of a table, which plain numbers lack."""
+    if (columns := run.columns) and (columns["columns"] != ["x"] or columns["standardised"]):
+        form = "an .npz with the array x" if columns["columns"] == ["x"] else "a .csv or .parquet with the same columns"
+        raise InputError(f"{path}: the run encoded its inputs from a table: give {form}.")
+
+
+def _read_array(path: Path, ending: str) -> np.ndarray:
+    """The array in a file, of any shape, if its numbers are finite."""
+    try:
+        if ending == ".npy":
+            values = np.load(path, allow_pickle=False)
+        elif ending == ".npz":
+            values = _read_npz(path)
+        elif ending == ".csv":
+            values = _read_csv(path)
+        else:
+            raise DataError(f"{path}: the run was not trained on a table: give .npy, .npz or .csv.")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error}): check the file.") from None
+    except (ValueError, EOFError, BadZipFile) as error:
+        raise DataError(
+            f"{path} is damaged or holds no numbers ({str(error).splitlines()[0]}): save it again."
+        ) from None
+    if values.dtype.kind not in "biuf" or not values.ndim:
+        raise DataError(f"{path} holds {values.dtype} {values.shape}: give an array of real numbers.")
+    if values.dtype.kind == "f" and (bad := ~np.isfinite(values)).any():
+        row = int(bad.reshape(len(bad), -1).any(1).argmax())
+        raise DataError(f"{path}, row {row + 1} holds NaN or infinity: fill it in, or leave the row out.")
+    return values.astype(np.uint8) if values.dtype.kind == "b" else values
+
+
+def _read_npz(path: Path) -> np.ndarray:
+    with np.load(path, allow_pickle=False) as archive:
+        name = "x" if "x" in archive.files else archive.files[0] if len(archive.files) == 1 else None
+        if name is None:
+            raise DataError(f"{path} holds {', '.join(archive.files) or 'nothing'}: name the array of inputs x.")
+        return archive[name]
+
+
+def _read_csv(path: Path) -> np.ndarray:
+    """The rows of a CSV file; a first line with anything that is not a number is a header."""
+    rows: list[list[float]] = []
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        for line, cells in enumerate(csv.reader(file, strict=True), 1):
+            if not cells:
+                continue
+            try:
+                row = [float(cell) for cell in cells]
+            except ValueError as error:
+                if line == 1:
+                    continue
+                raise ValueError(f"line {line}: {error}") from None
+            if rows and len(row) != len(rows[0]):
+                raise ValueError(f"line {line} has {len(row)} cells, those before {len(rows[0])}")
+            rows.append(row)
+    return np.array(rows).reshape(len(rows), -1 if rows else 0)
+
+
+def _reshape(path: Path, values: np.ndarray, shape: tuple[int, ...] | None) -> np.ndarray:
+    """The array as `(N, *shape)`: a single input and flat rows are reshaped."""
+    if shape is None or values.shape[1:] == shape:
+        return values
+    size = math.prod(shape)
+    if values.shape == shape or values.shape == (size,) or (values.ndim == 2 and values.shape[1] == size):
+        return values.reshape(-1, *shape)
+    wanted = f"(N, {', '.join(map(str, shape))}) or {size} numbers a row" if shape else "(N,)"
+    raise InputError(f"{path} has the shape {values.shape}: the run's inputs are {shape}, so give {wanted}.")
+
+
+def _convert(path: Path, values: np.ndarray, dtype: torch.dtype | None) -> Tensor:
+    """The array in the type of the run's inputs; fractions are refused if these are whole numbers."""
+    if dtype is None:
+        return torch.from_numpy(values.astype(np.float64 if values.dtype.kind == "f" else np.int64))
+    if dtype.is_floating_point:
+        return torch.from_numpy(values.astype(np.float64)).to(dtype)
+    least, most = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    wrong = (values != np.round(values)) | (values < least) | (values > most)
+    if wrong.any():
+        what = f"the run's inputs are {str(dtype).removeprefix('torch.')}, whole numbers from {least} to {most}"
+        raise InputError(f"{path} holds {values[wrong][0]:g}: {what}; give them as they were stored, not scaled.")
+    return torch.from_numpy(values.astype(np.int64)).to(dtype)
+
+
+def _read_pictures(paths: list[Path], run: FinishedRun) -> Inputs:
+    """The pixels of PNG files, `(N, H, W)` or `(N, C, H, W)` as the run stored its inputs."""
+    _refuse_unencoded(paths[0], run)
+    shape = run.shape
+    if shape is None:
+        raise InputError(f"{paths[0]}: the run does not say what its inputs are: give them as .npy, in their shape.")
+    if run.dtype is not torch.uint8:
+        kind = str(run.dtype).removeprefix("torch.")
+        raise InputError(f"{paths[0]} holds pixels from 0 to 255, but the run's inputs are {kind}: give them as .npy.")
+    channels = 1 if len(shape) == 2 else shape[0] if len(shape) == 3 else 0
+    if channels not in MODES:
+        raise InputError(f"{paths[0]} is a picture, but the run's inputs have the shape {shape}: give them as .npy.")
+    pixels = [_read_picture(path, MODES[channels], shape[-2:]) for path in paths]
+    x = np.stack([image.reshape(*shape[-2:], channels).transpose(2, 0, 1).reshape(shape) for image in pixels])
+    return Inputs([path.name for path in paths], torch.from_numpy(x))
+
+
+def _read_picture(path: Path, mode: str, size: tuple[int, ...]) -> np.ndarray:
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise InputError("Pictures are read with Pillow, which is missing: pip install 'fedual[data]'.") from None
+    try:
+        with Image.open(path, formats=["PNG"]) as image:
+            # checked before the picture is decompressed
+            if (image.height, image.width) != tuple(size):
+                has, wanted = f"{image.width} × {image.height} pixels", f"{size[1]} × {size[0]}"
+                raise InputError(f"{path} has {has}, the run's inputs {wanted}: resize it as the training data were.")
+            if image.mode.startswith(("I", "F")):
+                raise InputError(f"{path} has more than eight bits a pixel: convert it as the training data were.")
+            return np.asarray(image.convert(mode))
+    except InputError:
+        raise
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path} is damaged or no PNG ({error}): save it again.") from None

@@ -1,0 +1,208 @@
+"""A run as its folder records it: configuration, environment, one record a round, and the files of `artifacts`."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from fedual.errors import DataError, InputError
+from fedual.report.elements import colours
+from fedual.rundir import RunDirectory, artifacts
+from fedual.rundir.artifacts import Evidence
+
+METRICS = {"accuracy": "Accuracy", "nll": "NLL", "ece": "ECE", "brier": "Brier", "rmse": "RMSE", "loss": "Loss"}
+PLACES = {
+    "": "at the mean",
+    "_mc": "under q_g",
+    "_clients": "on clients' data, at the mean",
+    "_mc_clients": "on clients' data, under q_g",
+}
+"""Suffixes of metrics in a record: what was evaluated, and on which data."""
+
+TRAINING = ("batch_size", "local_epochs", "local_steps", "schedule", "decay", "participation", "noise", "order")
+POINT_FAMILIES = ("Isotropic", "FixedPrecision")  # their precision is fixed: only a mean is learned
+
+
+def setting(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """A setting of training, execution or evaluation; older runs have them at the top of config.json."""
+    for group in (config.get("training"), config.get("execution"), config.get("evaluation"), config):
+        if isinstance(group, dict) and key in group:
+            return group[key]
+    return default
+
+
+def number(values: Mapping[str, Any], key: str) -> float | None:
+    """The value of a key if it is a finite number, else None."""
+    value = values.get(key)
+    finite = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if finite else None
+
+
+def flatten(part: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """All settings of a method by their path: {"solver": "IVON", "solver.lr": 0.03, "tau": 1.0}; None is left out."""
+    flat = {}
+    for key, value in part.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict):
+            flat |= {path: value["type"]} if "type" in value else {}
+            flat |= flatten({name: inner for name, inner in value.items() if name != "type"}, f"{path}.")
+        elif value is not None:
+            flat[path] = f"{len(value)} values" if isinstance(value, list) else value
+    return flat
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run's folder, read."""
+
+    path: Path
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    history: list[dict[str, Any]]  # a record for each round; `sent` counts the bytes of both ways so far
+    clients: dict[str, Any] | None = None
+    test: Evidence | None = None
+    posterior: bool = False  # the folder has one
+    diverged: str | None = None  # why the run could not go on
+    name: str = ""  # on the page
+    colours: Mapping[str, str] = field(default_factory=dict)  # of its lines, by the suffix of the metric
+
+    @property
+    def scenario(self) -> dict[str, Any]:
+        """The scenario and its settings as `fedual run` stores them; empty for other runs."""
+        scenario = self.config.get("scenario")
+        return scenario if isinstance(scenario, dict) else {}
+
+    @property
+    def title(self) -> str:
+        """The title of the scenario or experiment."""
+        names = (self.scenario.get("title"), self.scenario.get("name"), self.config.get("experiment"))
+        return next((str(name) for name in names if name), "A federated run")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The method's settings by their path, or what the scenario set where the method is unknown."""
+        method, settings = self.config.get("method"), self.scenario.get("settings")
+        if isinstance(method, dict):
+            return flatten({key: value for key, value in method.items() if key not in ("version", "name")})
+        return settings if isinstance(settings, dict) else {}
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """How clients train."""
+        return {key: setting(self.config, key) for key in TRAINING}
+
+    @property
+    def method(self) -> str:
+        """The method's name, or its solver and duals where it has none."""
+        method = self.config.get("method")
+        name = method.get("name") if isinstance(method, dict) else None
+        if name := name or self.scenario.get("method") or (method if isinstance(method, str) else None):
+            return str(name)
+        parts = self.settings
+        return f"{parts['solver']} with {parts['dual']} duals" if {"solver", "dual"} <= set(parts) else "unknown method"
+
+    @property
+    def is_point(self) -> bool:
+        """True if only a mean is learned."""
+        return self.settings.get("family") in POINT_FAMILIES
+
+    @property
+    def tau(self) -> float | None:
+        """The temperature; None for a point, which has no spread, and where it is unknown."""
+        tau = number(self.settings, "tau")
+        return None if self.is_point or tau is None or tau <= 0 else tau
+
+    @property
+    def temperature(self) -> str:
+        """The temperature and its meaning in words; empty where there is none."""
+        if self.tau is None:
+            return ""
+        times = "once" if self.tau == 1 else f"{float(f'{1 / self.tau:.3g}'):,.15g} times"
+        return f"τ = {self.tau:.3g}: every example counts {times}"
+
+    @property
+    def sites(self) -> list[str]:
+        """The clients' names: those in the config, or those of deployed clients in the records."""
+        if isinstance(names := self.config.get("sites"), list):
+            return [str(name) for name in names]
+        lists = (record.get(key) for record in self.history for key in ("clients", "left_out"))
+        return sorted({str(name) for names in lists if isinstance(names, list | dict) for name in names})
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds that were asked for."""
+        return int(number(self.config, "rounds") or len(self.history))
+
+    @property
+    def done(self) -> int:
+        """The last round that has a record."""
+        return self.history[-1]["round"] if self.history else 0
+
+    @property
+    def classes(self) -> int | None:
+        """The number of classes; None for regressions and where it is unknown."""
+        if setting(self.config, "loss", "cross_entropy") != "cross_entropy":
+            return None
+        if self.test is not None:
+            return self.test.probabilities.shape[1]
+        outputs = number(flatten(self.config), "model.settings.outputs")
+        return None if outputs is None else int(outputs)
+
+    def names(self, key: str, count: int, word: str = "") -> list[str]:
+        """The config's names of `classes` or `sites`, or `word` and a number where it has none."""
+        names = self.config.get(key)
+        if isinstance(names, list) and len(names) >= count:
+            return [str(name) for name in names[:count]]
+        return [f"{word}{place}" for place in range(count)]
+
+    def label(self, text: str, runs: Sequence["RunData"]) -> str:
+        """A text, with the run's name where there are several runs."""
+        return text if len(runs) == 1 else f"{text}, {self.name}"
+
+    def points(self, across: str, up: str) -> list[tuple[float, float]]:
+        """The values of two keys, for the rounds that have both."""
+        pairs = ((number(record, across), number(record, up)) for record in self.history)
+        return [(x, y) for x, y in pairs if x is not None and y is not None]
+
+    def column(self, key: str) -> list[float]:
+        """The values of a key, for the rounds that have it."""
+        return [value for _, value in self.points("round", key)]
+
+    def last(self) -> dict[str, float]:
+        """The last value of every metric that some round has."""
+        columns = {f"{name}{place}": self.column(f"{name}{place}") for name in METRICS for place in PLACES}
+        return {key: column[-1] for key, column in columns.items() if column}
+
+
+def read(path: Path) -> RunData:
+    """Read a run's folder."""
+    if not (path / "config.json").is_file():
+        raise InputError(f"{path} holds no run (no config.json): give the folder that `fedual run` made.")
+    run, clients = RunDirectory.open(path), artifacts.read_clients(path)
+    if clients is not None and not isinstance(clients.get("sizes"), list):
+        raise DataError(f"{path / 'clients.json'} has no sizes: delete it, and the report leaves that part out.")
+    environment, records = artifacts.read_json(path / "environment.json") or {}, run.history()
+    sent = accumulate(int((number(r, "bytes_up") or 0) + (number(r, "bytes_down") or 0)) for r in records)
+    history = [{**record, "sent": total or None} for record, total in zip(records, sent, strict=True)]
+    has_posterior = (path / "posterior.safetensors").exists()
+    test, end = artifacts.read_test(path), artifacts.read_end(path)
+    return RunData(path, run.config, environment, history, clients, test, has_posterior, end)
+
+
+def named(runs: Sequence[RunData]) -> list[RunData]:
+    """Give each run the shortest kind of name that tells them apart, and colours: those of a run or of its lines."""
+    if len(runs) == 1:
+        hues = ("var(--c1)", "var(--c0)", "var(--c1)", "var(--c0)")
+        return [replace(runs[0], name=runs[0].method, colours=dict(zip(PLACES, hues, strict=True)))]
+    kinds = (
+        lambda run: run.method,
+        lambda run: f"{run.method}, seed {run.config.get('seed')}",
+        lambda run: f"{run.method} on {run.scenario.get('name', 'its data')}",
+        lambda run: run.path.name,
+    )
+    candidates = [[kind(run) for run in runs] for kind in kinds]
+    names = next((names for names in candidates if len(set(names)) == len(runs)), [str(run.path) for run in runs])
+    named = zip(runs, names, colours(len(runs)), strict=True)
+    return [replace(run, name=name, colours=dict.fromkeys(PLACES, hue)) for run, name, hue in named]

@@ -1,0 +1,224 @@
+"""A run: its state, its rounds, and its folder as a callback."""
+
+import html
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor
+
+from fedual.algorithm import Info, Method, ServerState
+from fedual.backends import sequential, vectorised
+from fedual.backends.client_store import Store
+from fedual.backends.precision import arithmetic
+from fedual.errors import DivergedError, DomainError, import_optional
+from fedual.families import Gaussian
+from fedual.metrics import evaluate
+from fedual.networks import Minibatches
+from fedual.networks.randomness import counted
+from fedual.posterior import Posterior
+from fedual.rundir import RunDirectory, artifacts
+from fedual.settings import Evaluation, Execution, LocalTraining
+
+if TYPE_CHECKING:
+    import pandas
+
+ENGINES = {"vectorised": vectorised.run_round, "sequential": sequential.run_round}
+LARGEST_NLL = 1e4
+"""Nats per example beyond which a run has diverged; no merely overconfident network comes near."""
+SHOWN = ("accuracy", "rmse", "loss", "nll")
+"""Figures by which a run is summarised, where its loss has them."""
+PASS = 2**23
+"""How many input values a GPU evaluates at a time."""
+
+Record = dict[str, Any]
+Callback = Callable[["Run", Record | None], None]
+
+
+@dataclass(eq=False)
+class Run:
+    """A federation that was, or is being, trained.
+
+    `history` has one record a round: round, accuracy, nll, brier, ece (at the mean, and under q_g with the suffix
+    `_mc`), seconds of training and evaluation_seconds, bytes_up, bytes_down, active, counted and refused clients,
+    shortened (the fraction of the server's step that was taken), limited (the fraction of parameters whose last step
+    was cut to the step limit), held (the fraction whose mean was held to m_g), and the residuals `primal` ‖λ_k − λ_g‖
+    and `dual` ‖change of λ_g‖, which are small beside `norm` ‖λ_g‖ at convergence.
+    A callback sets `stop` to end the run after this round.
+    """
+
+    method: Method
+    losses: Minibatches
+    rounds: int
+    local: LocalTraining
+    execution: Execution
+    evaluation: Evaluation
+    config: dict[str, Any]
+    server: ServerState
+    store: Store
+    path: Path | None = None
+    history: list[Record] = field(default_factory=list)
+    stop: bool = False
+    refused: set[int] = field(default_factory=set)  # clients refused since an update last counted
+
+    @property
+    def posterior(self) -> Posterior:
+        """q_g, as it is now."""
+        family = cast(Gaussian, self.method.family)
+        return Posterior(self.losses.network, family, self.server.lam_g, self.method.tau, self.config["loss"])
+
+    def frame(self) -> "pandas.DataFrame":
+        """The history as a table, one row a round; a figure that a round does not have is NaN."""
+        pandas = import_optional("Run.frame", "pandas", "pandas")
+        return pandas.DataFrame(self.history, columns=None if self.history else ["round"]).set_index("round")
+
+    def __repr__(self) -> str:
+        figures = "".join(f", {name} {value:.4g}" for name, value in self._last().items() if name in SHOWN)
+        where = f", in {self.path}" if self.path else ""
+        return f"Run({len(self.history)} of {self.rounds} rounds, {len(self.losses.data)} clients{figures}{where})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the last figures known, at the mean and under q_g."""
+        last = self._last()
+        names = [name for name in (*SHOWN, "brier", "ece") if name in last]
+        row = lambda label, suffix: (
+            f"<tr><th>{label}</th>" + "".join(f"<td>{last[name + suffix]:.4g}</td>" for name in names) + "</tr>"
+        )
+        rows = row("at the mean", "") if names else ""
+        if names and f"{names[0]}_mc" in last:
+            tempered = "" if self.method.tau == 1 else f", tempered: τ = {self.method.tau:g}"
+            rows += row(f"under q_g{tempered}", "_mc")
+        head = "<tr><th></th>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"
+        return f"<p>{html.escape(repr(self))}</p>" + (f"<table>{head}{rows}</table>" if rows else "")
+
+    def _last(self) -> Record:
+        """The last record with figures of a test set; not every round is evaluated."""
+        return next((record for record in reversed(self.history) if record.keys() & set(SHOWN)), {})
+
+
+def run_rounds(run: Run, test: tuple[Tensor, Tensor] | None) -> Iterator[Record]:
+    """Train round after round, and yield the record of each."""
+    losses, clients = run.losses, len(run.losses.data)
+    engine = ENGINES[run.execution.engine]
+    while run.server.round < run.rounds and not run.stop:
+        began, round = time.perf_counter(), run.server.round
+        active = losses.draws.participants(round, clients, run.local.participation)
+        method = run.local.in_round(run.method, round, run.rounds)
+        with arithmetic(losses.network.device, run.execution.precision):
+            server, info = engine(method, run.server, run.store, losses.at(round), active, run.execution.chunk or 1)
+        record = {"round": server.round, **_facts(run, info, len(active)), "norm": float(server.lam_g.norm())}
+        record["seconds"] = time.perf_counter() - began
+        run.refused = set() if info.counted.any() else run.refused | set(active.tolist())
+        if info.shortened == 0 or len(run.refused) == clients:
+            raise _diverged(run, record, "every client's update" if run.refused else "the server's step")
+        if test is not None and (server.round % run.evaluation.evaluate_every == 0 or server.round == run.rounds):
+            began = time.perf_counter()
+            try:
+                record |= _evaluate(run, server, test)
+            except DomainError as error:
+                raise _diverged(run, record, "the network's outputs at q_g") from error
+            record["evaluation_seconds"] = time.perf_counter() - began
+        run.server = server
+        yield record
+
+
+def _facts(run: Run, info: Info, active: int) -> Record:
+    """The record of a round without its figures on the test set."""
+    vector = run.server.lam_g.nbytes
+    refused = info.refused.nonzero()[:, 0].tolist()
+    counted = int(info.counted.sum())
+    return {
+        "active": active,
+        "counted": counted,
+        "refused": len(refused),
+        **({"refused_clients": refused} if refused else {}),
+        "shortened": info.shortened,
+        **info.guards._asdict(),
+        "primal": info.primal,
+        "dual": info.dual,
+        "bytes_up": counted * vector * run.method.dual.uploads,
+        "bytes_down": active * vector,
+    }
+
+
+def _evaluate(run: Run, server: ServerState, test: tuple[Tensor, Tensor]) -> Record:
+    """The figures of q_g on the test set."""
+    losses, record = run.losses, run.losses.compile and counted(test[0].device)
+    network, family = losses.network, cast(Gaussian, run.method.family)
+    measure = partial(evaluate, network, family, server.lam_g, test, transform=network.inputs, loss=losses.loss)
+    samples, seed = run.evaluation.samples, losses.draws.evaluation(server.round)
+    batch_size = max(1, PASS // test[0][0].numel()) if record else 2048
+    with arithmetic(network.device, run.execution.precision):
+        figures = measure(samples=samples, seed=seed, batch_size=batch_size, record=record)
+    if not all(math.isfinite(value) for value in figures.values()):
+        raise DomainError("The figures on the test set are not finite: the network's outputs are too large.")
+    if losses.loss == "cross_entropy" and figures["nll"] > LARGEST_NLL:
+        raise DomainError(f"The NLL on the test set is {figures['nll']:.1e}.")
+    return figures
+
+
+def _diverged(run: Run, record: Record, what: str) -> DivergedError:
+    """The error of a run that cannot continue, after saving the last good posterior."""
+    where = ""
+    if run.path:
+        run.posterior.save(run.path / "posterior.safetensors")
+        where = f" in {run.path}"
+    method, advice = run.method, ["lower lr"]
+    if (clip := getattr(method.solver, "clip", None)) is not None:
+        advice.insert(0, "lower clip, the limit on each step" if clip else "set clip = 1, a limit on each step")
+    sites = getattr(method.server, "alpha", None) == 1  # PVI, FedLap: ρ is 1
+    if sites or getattr(method.dual, "gamma", method.rho) != method.rho:
+        advice.append("lower damping")
+    if method.rho and not sites:
+        advice.append("raise rho")
+    if method.tau < 1:
+        advice.append("raise tau")
+    error = DivergedError(
+        f"Round {record['round']} diverged: {what} left the domain. The posterior of round {run.server.round} is kept"
+        f"{where}. The steps of {method.solver} are too large for these data: {', or '.join(advice)}."
+    )
+    error.run = run
+    if run.path:
+        artifacts.write_end(run.path, str(error))
+    return error
+
+
+class Folder:
+    """The run's folder as a callback: a line for every round, and a checkpoint where that costs little.
+
+    A checkpoint is written in the last round, and whenever 20 times its writing time has passed since the last one.
+    """
+
+    def __init__(self, run: Run, resume: bool):
+        assert run.path is not None
+        self.cost: float = 0.0
+        self.saved: float = time.perf_counter()
+        if not (resume and (run.path / "config.json").exists()):
+            self.folder: RunDirectory = RunDirectory.create(run.path, run.config)
+            return
+        self.folder = RunDirectory.open(run.path, run.config)
+        if snapshot := self.folder.load(run.server.tensors()):
+            self.folder.restore(run.store)
+            run.server = ServerState(**snapshot.server, round=snapshot.round, moved=snapshot.meta["moved"])
+            run.refused = set(snapshot.meta["refused"])
+        if run.server.round < run.rounds:
+            for name in ("posterior.safetensors", artifacts.TEST, artifacts.END):  # of fewer rounds
+                (run.path / name).unlink(missing_ok=True)
+        self.folder.rewind(run.server.round)
+        run.history = self.folder.history()
+
+    def __call__(self, run: Run, record: Record | None) -> None:
+        """Write down a round."""
+        if record is None:
+            return
+        self.folder.append(record)
+        began = time.perf_counter()
+        if run.server.round == run.rounds or run.stop or began - self.saved >= 20 * self.cost:
+            meta = {"moved": run.server.moved, "refused": sorted(run.refused)}
+            self.folder.save(run.server.round, run.server.tensors(), meta, run.store)
+            self.saved = time.perf_counter()
+            self.cost = self.saved - began

@@ -1,0 +1,100 @@
+"""What a run's folder keeps for reports and predictions.
+
+clients.json       shape and type of an input; the number of examples of each client, in total and by class
+test.safetensors   labels of the test set, class probabilities under q_g with their entropy and mutual information,
+                   and the inputs with the highest entropy
+diverged.txt       why the run stopped early
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedual.errors import DataError
+from fedual.metrics import Prediction
+from fedual.networks import Clients
+from fedual.rundir.atomic import store
+
+if TYPE_CHECKING:
+    from fedual.posterior import Posterior
+
+SHOWN = 24  # test inputs that are kept
+CLIENTS, TEST, END = "clients.json", "test.safetensors", "diverged.txt"
+REMAINS = "the run itself is intact"
+
+
+class Evidence(NamedTuple):
+    """Predictions of q_g for the N examples of the test set."""
+
+    labels: Tensor  # (N,)
+    probabilities: Tensor  # (N, C)
+    entropy: Tensor  # (N,)
+    mutual_information: Tensor  # (N,)
+    shown: Tensor  # indices of the examples whose inputs are kept, highest entropy first
+    inputs: Tensor  # these inputs as they are stored, (len(shown), ...)
+
+
+def write_clients(folder: Path, clients: Clients, classes: bool) -> None:
+    """Write a summary of the clients' data; `classes` says that the targets are class numbers."""
+    targets = [clients.y[part] for part in clients.parts]
+    shape, dtype = list(clients.x.shape[1:]), str(clients.x.dtype).removeprefix("torch.")
+    summary: dict[str, Any] = {"shape": shape, "dtype": dtype, "sizes": [len(y) for y in targets]}
+    if classes:
+        count = int(max(y.max() for y in targets)) + 1
+        summary["labels"] = [torch.bincount(y.flatten(), minlength=count).tolist() for y in targets]
+    store(folder / CLIENTS, json.dumps(summary).encode(), REMAINS)
+
+
+def read_clients(folder: Path) -> dict[str, Any] | None:
+    """Read what `write_clients` wrote; None if the file does not exist."""
+    return read_json(folder / CLIENTS)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a JSON object; None if the file does not exist."""
+    try:
+        return dict(json.loads(path.read_bytes())) if path.exists() else None
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path} cannot be read ({error}): delete it to go on without it.") from None
+
+
+def write_test(folder: Path, posterior: "Posterior", test: tuple[Tensor, Tensor], samples: int, seed: int) -> None:
+    """Write a classifier's predictions for the test set; for a regression nothing is written."""
+    from safetensors.torch import save
+
+    x, y = test
+    prediction = posterior.predict(x, samples, seed)
+    if not isinstance(prediction, Prediction):
+        return
+    shown = prediction.entropy.argsort(descending=True, stable=True)[:SHOWN]
+    evidence = Evidence(y, *prediction, shown, x[shown.to(x.device)])
+    content = save({name: value.cpu().contiguous() for name, value in evidence._asdict().items()})
+    store(folder / TEST, content, REMAINS)
+
+
+def read_test(folder: Path) -> Evidence | None:
+    """Read what `write_test` wrote; None if the file does not exist."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = folder / TEST
+    if not path.exists():
+        return None
+    try:
+        return Evidence(**load_file(path))
+    except (OSError, SafetensorError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({error}): delete it to go on without it.") from None
+
+
+def write_end(folder: Path, reason: str) -> None:
+    """Write why the run stopped early."""
+    store(folder / END, reason.encode(), REMAINS)
+
+
+def read_end(folder: Path) -> str | None:
+    """Why the run stopped early; None if it did not."""
+    path = folder / END
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else None

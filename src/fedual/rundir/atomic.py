@@ -1,0 +1,70 @@
+"""Write files and folders whole or not at all, even if the machine loses power."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedual.errors import DataError
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file and wait until it is on disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or the list of names in a folder, is on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`, which is renamed to `path` when the block succeeds.
+
+    The block makes a file or a folder there and syncs it (`write`, `sync`). If it fails, the temporary path is removed.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Replace the content of a file: readers see the old or the new content, never a mixture."""
+    with replacing(path) as temporary:
+        write(temporary, content)
+
+
+@contextmanager
+def writing(path: Path, nbytes: int, remains: str) -> Iterator[None]:
+    """Turn an OSError (full disk or quota, missing permission, broken device) into a DataError of one sentence.
+
+    It names the path, its size in bytes, and what remains intact if writing fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        cause = f"{path} cannot be written ({error.strerror or error}): it takes {nbytes} bytes"
+        raise DataError(f"{cause}; make room or allow writing, then resume or try again: {remains}.") from error
+
+
+def store(path: Path, content: bytes, remains: str) -> None:
+    """`replace` a file, with the error of `writing`."""
+    with writing(path, len(content), remains):
+        replace(path, content)
