@@ -15,7 +15,7 @@ import torch
 from bench import algebra, ceilings
 from bench.rounds import CLAIMS, compare, show, verdict
 from bench.work import SCENARIO, SEED, make
-from fedual.runs.provenance import environment
+from fedual.rundir.provenance import environment
 
 
 def cpu() -> str:

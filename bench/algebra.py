@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 
 from fedual import methods
-from fedual.admm import init, step
-from fedual.contracts import Solution, Solver
+from fedual.algorithm.method import Solution, Solver
+from fedual.algorithm.round import init, step
 from fedual.families import Full, GaussHermite, Isotropic
 from fedual.solvers import VON, Linear, Point
 

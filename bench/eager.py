@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from bench.work import SCENARIO, Work
-from fedual.experiments import load
+from fedual.scenarios import load
 
 Train = Callable[[nn.Module, Tensor, Tensor, Iterable[Tensor]], None]
 

@@ -4,18 +4,27 @@ from collections.abc import Generator
 
 from bench.work import SCENARIO, SEED, Work
 from fedual import fit
-from fedual.experiments import load
-from fedual.runs.run import Run
-from fedual.runs.run import rounds as rounds_of
+from fedual.networks import Network
+from fedual.run import Run, run_rounds
+from fedual.scenarios import load
+from fedual.settings import Execution, split
 
 
 def rounds(work: Work, method: str, engine: str = "vectorised") -> Generator[float]:
     """Seconds of each round, server step included and evaluation not."""
     scenario = load(SCENARIO, method=method, sets=[f"local_epochs={work.epochs}", f"batch_size={work.batch_size}"])
-    given = {"scale": work.scale, "seed": SEED, "device": "cpu", "engine": engine, "callbacks": [_hold]}
-    run = fit(work.model, work.clients, scenario.build(), **scenario.train, **given)
+    run = fit(
+        Network(work.model, scale=work.scale),
+        work.clients,
+        scenario.spec(),
+        scenario.train["rounds"],
+        seed=SEED,
+        local=split(scenario.train)["training"],
+        execution=Execution(device="cpu", engine=engine),  # type: ignore[arg-type]
+        callbacks=[_hold],
+    )
     run.stop = False
-    for record in rounds_of(run, None):
+    for record in run_rounds(run, None):
         if record["counted"] < len(work.clients):
             raise RuntimeError(f"{method}: {record['refused']} clients were refused: this is not the same work.")
         yield record["seconds"]

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from fedual import models
 from fedual.flower import BayesianADMM, Policy, client_app, wire
+from fedual.settings import LocalTraining
 
 EXAMPLES, BATCH, METHODS = 600, 32, ("ivon-admm", "fedavg")
 CONFIG = {"folder": "", "method": "ivon-admm", "nodes": 2, "rounds": 3, "epochs": 10}
@@ -101,8 +102,8 @@ def main(grid: Grid, context: Context) -> None:
         records = [one | {"seconds": times[i + 1] - times[i]} for i, one in enumerate(strategy.records)]
     else:
         strategy = BayesianADMM(
-            model(), "ivon-admm", rounds, experiment="e", out=Path(str(config["folder"]), "out"), batch_size=BATCH,
-            local_epochs=epochs, policy=Policy(min_clients=nodes),
+            model(), "ivon-admm", rounds, experiment="e", out=Path(str(config["folder"]), "out"),
+            local=LocalTraining(batch_size=BATCH, local_epochs=epochs), policy=Policy(min_clients=nodes),
         )  # fmt: skip
         strategy.start(grid)
         keys = ("seconds", "bytes_up", "bytes_down", "counted")
@@ -129,7 +130,7 @@ def measure() -> int:
     sys.path.insert(0, str(root / "tests/flower"))
     from cluster import Cluster
 
-    from fedual.runs import environment
+    from fedual.rundir import environment
 
     parser = argparse.ArgumentParser(prog="python -m bench.flower_deployed", description="A deployed round's cost.")
     for name, value in (("--nodes", 10), ("--rounds", 10), ("--epochs", 10)):

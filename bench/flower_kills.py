@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedual.runs import environment
+from fedual.rundir import environment
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/flower")]

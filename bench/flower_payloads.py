@@ -17,11 +17,12 @@ sys.path.insert(0, str(ROOT / "tests/flower"))
 
 from here import Here  # noqa: E402
 
-from fedual.experiments import load  # noqa: E402
-from fedual.experiments.federation import materialise  # noqa: E402
+from fedual import settings  # noqa: E402
 from fedual.flower import BayesianADMM, Policy, client_app  # noqa: E402
 from fedual.flower.payload import KINDS  # noqa: E402
-from fedual.runs import environment  # noqa: E402
+from fedual.rundir import environment  # noqa: E402
+from fedual.scenarios import load  # noqa: E402
+from fedual.scenarios.federation import materialise  # noqa: E402
 
 FIGURES = ("accuracy", "nll", "accuracy_mc", "nll_mc")
 
@@ -29,15 +30,17 @@ FIGURES = ("accuracy", "nll", "accuracy_mc", "nll_mc")
 def last(name: str, payload: str, seed: int, folder: Path) -> dict[str, Any]:
     """The last record of a run."""
     scenario = load(name, method="ivon-admm")
-    model, clients, test, scale, _ = materialise(scenario, seed)
-    site = lambda part: client_app(lambda: model, lambda node: (clients.x[part], clients.y[part]), scale=scale)
+    model, clients, test = materialise(scenario, seed)
+    site = lambda part: client_app(model, lambda node: (clients.x[part], clients.y[part]))
     nodes = {
         k: (site(part), {"partition-id": k, "state-dir": str(folder / f"site{k}")})
         for k, part in enumerate(clients.parts)
     }
+    sections = settings.split(scenario.train)
     strategy = BayesianADMM(
-        model, "ivon-admm", experiment="e", out=folder / "out", settings=scenario.settings, seed=seed, payload=payload,
-        policy=Policy(min_clients=len(nodes)), test=test, scale=scale, **scenario.train,
+        model, scenario.spec(), scenario.train["rounds"], experiment="e", out=folder / "out", seed=seed, test=test,
+        local=sections["training"], evaluation=sections["evaluation"],
+        policy=Policy(min_clients=len(nodes), payload=payload),
     )  # fmt: skip
     strategy.start(Here(nodes))  # type: ignore[arg-type]
     return strategy.history[-1]

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fedual.runs.provenance import environment
+from fedual.rundir.provenance import environment
 
 BANDWIDTH, RATE = 4.3e12, 400e12  # bytes/s measured on an H200; FLOP/s, of a datasheet's 495
 CLI = [sys.executable, "-c", "from fedual.cli import main; main()"]
@@ -58,15 +58,15 @@ def run(scenario: str, seed: int, rounds: int, sets: list[str], root: str) -> di
 
 def floor(name: str, root: str | None) -> dict[str, float]:
     """Seconds that a run of the paper's length cannot go below."""
-    from fedual.experiments import load
-    from fedual.experiments.federation import materialise
+    from fedual.scenarios import load
+    from fedual.scenarios.federation import materialise
 
     sets, rounds = TABLE[name][6], TABLE[name][3]
     scenario = load("cifar10-zenke-heterog-10" if name.startswith("resnet20") else name, sets=sets, method="ivon-admm")
-    model, clients, (x, _), *_ = materialise(scenario, SEEDS[0], root)
+    model, clients, (x, _) = materialise(scenario, SEEDS[0], root)
     batch, epochs = scenario.train["batch_size"], scenario.train["local_epochs"]
     steps = rounds * epochs * sum(-(-size // batch) for size in clients.sizes)
-    parameters = sum(part.numel() for part in model.parameters())
+    parameters = model.dim
     evaluated = rounds * len(x) * 33
     seen = rounds * epochs * sum(clients.sizes)
     return {

@@ -16,17 +16,19 @@ def small(num_clients: int) -> dict:
     import torch
 
     from fedual import fit, models
+    from fedual.settings import Execution, LocalTraining
 
     torch.manual_seed(0)
     sites = [(torch.randn(EXAMPLES, 64), torch.randint(10, (EXAMPLES,))) for _ in range(num_clients)]
     model = models.build("mlp", inputs=64, hidden=(100, 50))
-    run = fit(model, sites, rounds=7, local_epochs=2, client_state="disk", device="cpu")
+    local, execution = LocalTraining(local_epochs=2), Execution(client_state="disk", device="cpu")
+    run = fit(model, sites, rounds=7, local=local, execution=execution)
     return {"clients": num_clients, "state MB": run.store.nbytes / 1e6, "chunk": run.config["chunk"], **_peak(run)}
 
 
 def mnist() -> dict:
-    from fedual.experiments import load
-    from fedual.experiments.federation import execute
+    from fedual.scenarios import load
+    from fedual.scenarios.federation import execute
 
     scenario = load("mnist-2class-100", sets=["rounds=1"])
     run = execute(scenario, 62, device="cpu")

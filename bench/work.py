@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from fedual import models
 from fedual.errors import DataError
-from fedual.experiments import load
-from fedual.experiments.federation import materialise
-from fedual.solvers import Clients, Draws
+from fedual.networks import Clients, Draws
+from fedual.scenarios import load
+from fedual.scenarios.federation import materialise
 
 SCENARIO, SEED = "mnist-2class-100", 62
 
@@ -63,7 +63,8 @@ def make(epochs: int) -> Work:
     scenario = load(SCENARIO, sets=["train.batch_size=64"])
     try:
         found = materialise(scenario, SEED)
-        model, clients, scale, data = found.model, found.clients, found.scale, scenario.data["name"]
+        model, clients, scale = found.model.model.requires_grad_(True), found.clients, found.model.scale or 1.0
+        data = scenario.data["name"]
     except DataError:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
