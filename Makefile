@@ -4,22 +4,27 @@ PY := $(shell command -v $(PYTHON) || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-flower lint docs bench clean
+.PHONY: demo test test-all deployment lint docs bench clean
 
 demo: .venv/.demo  ## train a posterior on ten clients with scikit-learn's digits: no download, under a minute
 	$(BIN)/fedual run
 
-test: .venv/.dev lint  ## lint, type check, all tests but the slow ones on Flower
+test: .venv/.dev  ## lint, type check, one deployment on Flower, the quick tests: under 5 minutes on two cores
+	$(MAKE) --no-print-directory -j 2 lint deployment
 	$(BIN)/python -m pytest -n 2
-	$(BIN)/python -m pytest -m brief tests/flower
 
-test-flower: .venv/.dev  ## the tests with real Flower processes on 127.0.0.1
+test-all: .venv/.dev lint  ## types of the tests, too, slow tests, and all those with real Flower processes on 127.0.0.1
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -n 2 -m "not flower"
 	$(BIN)/python -m pytest -m flower
+
+deployment: .venv/.dev  # spends most of its time waiting
+	$(BIN)/python -m pytest -m brief tests/flower
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright src studies
 
 docs: .venv/.dev  ## the documentation site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

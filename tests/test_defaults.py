@@ -375,6 +375,7 @@ class TestClientRules:
         assert (steps < limit * (1 + 1e-6)).all()
         assert (steps > limit * (1 - 1e-6)).double().mean() > 0.9
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("count", [2, 20])
     def test_one_default_for_any_number_of_clients(self, count):
         """As good as logistic regression on the pooled data, which is the right model for them."""
@@ -385,6 +386,7 @@ class TestClientRules:
         assert expected > 0.8
         assert run.history[-1]["accuracy"] > expected - 0.05
 
+    @pytest.mark.slow
     def test_relus_learn_from_inputs_up_to_255(self):
         """They come near logistic regression on the pooled data, where s = 1 leaves them 15 points behind."""
         *clients, test = pairs(5, 60, 255.0) + pairs(1, 600, 255.0)
@@ -393,6 +395,7 @@ class TestClientRules:
         expected = LogisticRegression(max_iter=1000).fit(x / 255, y).score(test[0].numpy() / 255, test[1].numpy())
         assert run.history[-1]["accuracy"] > expected - 0.1
 
+    @pytest.mark.slow
     def test_inputs_that_saturate_the_network_do_no_harm(self):
         *clients, test = pairs(3, 60, 255.0) + pairs(1, 600, 255.0)
         run = fit(mlp(), clients, rounds=10, test=test, batch_size=8, device="cpu")

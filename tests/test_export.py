@@ -49,6 +49,7 @@ def run(program: Path, x: Tensor) -> Tensor:
     return torch.export.load(program).module()(x)
 
 
+@pytest.mark.slow
 def test_a_classifier_runs_without_fedual_on_any_number_of_inputs(tmp_path: Path):
     posterior, x = make(scale=16.0), pixels(23)
     posterior.export(tmp_path / "p.pt2", x[:5], samples=7, seed=3)

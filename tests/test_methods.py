@@ -213,6 +213,7 @@ def test_eq39_damped_pvi():
         old = state.eta
 
 
+@pytest.mark.slow
 def test_plain_pvi_diverges_on_diagonal_gaussians_and_not_on_full_ones():
     """Why the paper saw it diverge: K clients with the same correlated inputs, where D⁻¹A has the eigenvalue a (D the
     diagonal of A), multiply the error of the mean by −(a−1)(1−1/K)/((a−1)/K + 1) a round: −(K−1) as a grows."""
@@ -290,6 +291,7 @@ def test_one_round_of_admm_makes_the_learning_rule_safe():
     assert family.mean(alone.lam_g).norm() > 100 * np.linalg.norm(mean)
 
 
+@pytest.mark.slow
 def test_bayesian_admm_on_bits_with_interactions():
     """Nothing is Gaussian-only: a quadratic loss over {0,1}^P, clients by the generic solver, against BLR on all."""
     family, solver = Bernoulli(), BLR(tol=1e-11, max_steps=2000)

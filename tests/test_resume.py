@@ -170,7 +170,14 @@ def child(folder: Path, name: str, tick: int) -> None:
     assert not killed(lambda: train(path, name, resume=True) and None)
 
 
-@pytest.mark.parametrize(("name", "tick"), [("ivon-admm", 0), ("feddyn", 0), ("fedadmm", 1)])
+@pytest.mark.parametrize(
+    ("name", "tick"),
+    [
+        ("ivon-admm", 0),
+        pytest.param("feddyn", 0, marks=pytest.mark.slow),
+        pytest.param("fedadmm", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_is_killed_ten_times_ends_where_it_would_have(tmp_path: Path, whole, name: str, tick: int):
     """The places are lines of fedual picked at random over the whole run: in a client's step, between two files, …"""
     command = [sys.executable, __file__, str(tmp_path), name, str(tick)]

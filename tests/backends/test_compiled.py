@@ -67,7 +67,10 @@ def differ(one: Run, other: Run) -> float:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own, while it compiles
 @pytest.mark.parametrize(
     ("name", "noises"),
-    [("ivon-admm", ("shared", "independent")), ("fedlap", ("shared",))],
+    [
+        ("ivon-admm", ("shared", "independent")),
+        pytest.param("fedlap", ("shared",), marks=pytest.mark.slow),
+    ],
     ids=["ivon", "adam"],
 )
 def test_compiled_as_it_is_and_as_one_by_one(caplog, name, noises):

@@ -23,7 +23,7 @@ def close(one, other):
 
 
 @pytest.mark.parametrize("name", methods.NETWORKS)
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.4])
 def test_together_as_one_by_one(name, dropout):
     """More than 100 steps of the largest client, on clients of 1 to 33 examples, in any chunks."""
     stack = losses(mlp(dropout), clients(weights=True), local_epochs=4)
@@ -137,6 +137,7 @@ class TestDropout:
         assert first.shape == (3, 4, 8)
         assert len({tuple(mask.flatten().tolist()) for mask in (*first, *second)}) == 6
 
+    @pytest.mark.slow
     def test_the_mean_over_masks_is_no_dropout(self):
         stack = losses(nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.25)), local_steps=1)
         network, x = stack.network, normal((4, 6), 1)

@@ -153,6 +153,7 @@ class TestFedDyn:
             near(state.eta[:, 0], -gradient)
             near(-state.server.eta_sum[0] / NUM, gradient.mean(0))
 
+    @pytest.mark.slow
     def test_it_converges_where_fedavg_stops_elsewhere(self):
         """Five steps of GD are θ_k = θ*_k + M_k (θ − θ*_k), M_k = (I − lr H_k)⁵: FedAvg ends where
         Σ_k N_k (I − M_k)(θ − θ*_k) = 0, which is stationary for no weighted sum of the losses that anybody asked for.
@@ -171,6 +172,7 @@ class TestFedDyn:
         plan = [sorted(random.choice(NUM, 2, replace=False).tolist()) for _ in range(170)]
         near(last(trained(methods.feddyn(2.0, solver=self.GD), plan)).server, self.OPTIMUM)
 
+    @pytest.mark.slow
     def test_damped_it_goes_less_far_to_the_same_place(self):
         """θ_g = mean θ_k + damping (mean θ_k − θ_g) after a round: 1 goes twice as far as FedAvg."""
         (full,), (damped,) = (

@@ -40,6 +40,7 @@ def test_the_servers_sum_is_the_clients_after_every_round(sites, payload):
     assert sites.counted == [["0", "1", "2"]] * 5
 
 
+@pytest.mark.slow
 def test_rounding_costs_nothing_in_the_end(tmp_path):
     """What is rounded is the change, which vanishes: the pooled posterior is reached as closely as with "full"."""
     found = {kind: Federation(tmp_path / kind, dim=DIM) for kind in ("full", "bf16", "int8")}

@@ -172,7 +172,15 @@ def stepped(method: Method, losses: Any, prior: torch.Tensor, participation: flo
 
 
 @pytest.mark.parametrize(("num", "participation"), [(2, 1.0), (6, 0.5)])
-@pytest.mark.parametrize("kind", ["admm", "newton-admm", "bregman-admm", "blr", "pvi", "track"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "newton-admm",
+        "bregman-admm",
+        "track",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("admm", "blr", "pvi")),
+    ],
+)
 def test_methods_on_losses_have_the_posterior_of_the_three_lines(tmp_path, kind, num, participation):
     method, losses = solver(kind), logistic(num)
     prior = method.family.natural(normal((3,), 5) / 10)  # type: ignore[attr-defined]

@@ -238,6 +238,7 @@ Protocol.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 TestProtocol = Protocol.TestCase
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_kill_at_any_line_leaves_the_rows_that_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Every line that runs from opening to closing is tried, with a real kill in a copy of this process."""

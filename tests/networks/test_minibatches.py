@@ -187,6 +187,7 @@ class TestSingle:
         agrees(stack, single_client.compiled(stack, arguments(stack, 0, seed=1)))
         assert not [record for record in caplog.records if record.name == "fedual"]
 
+    @pytest.mark.slow
     @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler")
     @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own, while it compiles
     def test_compiled(self, caplog):

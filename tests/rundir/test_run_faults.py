@@ -90,6 +90,7 @@ def dies_at(count: int) -> Callable:
     return trace
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_kill_at_any_line_leaves_a_whole_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Every line that runs from the end of round 2 to the end of round 3 is tried."""

@@ -40,6 +40,7 @@ def small(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_changed_digit_and_a_missing_table_are_named(small: Path):
     out = small / "out"
     page, text = out / "table3.csv", (out / "table3.csv").read_text()

@@ -55,6 +55,7 @@ def test_width_is_the_nearest(parameters: int):
     assert abs(number(h) - parameters) <= min(abs(number(h + i) - parameters) for i in (-1, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is what getrusage says")
 def test_peak_memory_is_the_process_own_and_counts_what_it_touches():
     """A parent that holds much more than the child does not show in the child's peak."""
@@ -69,6 +70,7 @@ def test_peak_memory_is_the_process_own_and_counts_what_it_touches():
     assert after - before == pytest.approx(100e6, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_finds_the_same_counts():
     alone, here = apart(TINY, "cpu"), measure(TINY, "cpu")
     for name in ("clients", "parameters", "local_steps", "client_steps", "chunk"):
@@ -76,6 +78,7 @@ def test_a_process_of_its_own_finds_the_same_counts():
     assert alone.state_bytes * 2 == here.state_bytes  # float32 there, float64 in these tests
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_says_why():
     with pytest.raises(FedualError, match=r"clients=51.*exit code 1.*no examples"):
         apart(replace(TINY, clients=51), "cpu")
@@ -192,6 +195,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Task]:
     return asked
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_points_the_verdicts_and_the_drawing(measured: list[Task]):
     output = run("--quick", "--device", "cpu", "--json")
     folder = Path("out/scaling")

@@ -20,6 +20,7 @@ def drawn(name, folder):
     return text["numbers"], text["findings"]
 
 
+@pytest.mark.slow
 def test_duality_eq4_eq13_hold_at_the_fixed_points(tmp_path):
     numbers, findings = drawn("duality", tmp_path)
     assert len(findings) == 2

@@ -182,7 +182,7 @@ def entropy(posterior: Posterior, x: torch.Tensor, samples: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("cell", "other"),
     [
-        (Cell("fmnist-heterog-10", "ivon-admm", 62, QUICK), "mnist"),
+        pytest.param(Cell("fmnist-heterog-10", "ivon-admm", 62, QUICK), "mnist", marks=pytest.mark.slow),
         (Cell("mnist-2class-100", "fedlap-cov", 3, f"{QUICK},split.clients=5,per_class=4"), "fmnist"),
     ],
 )
@@ -215,6 +215,7 @@ def test_there_is_no_other_data_set_for_photographs():
     assert outliers(None, "cifar10") == {}  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_leaves_a_record_that_says_so(small: dict[str, Dataset], tmp_path: Path, no_drawing: None):
     wild = Cell("fmnist-heterog-10", "ivon-admm", 62, f"{QUICK},clip=0.0,lr=1e30")
     found = run(wild, tmp_path, watch=silent, device="cpu")
@@ -243,7 +244,9 @@ METHODS = ("ivon-admm", "ivon-pvi", "fedavg", "fedprox", "feddyn", "fedadmm", "f
 SHORT = "train.rounds=1,train.local_steps=1,train.batch_size=1,train.samples=1,split.clients=2"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=pytest.mark.slow if name == "fedlap-cov" else ()) for name in METHODS]
+)
 def test_the_recipe_for_cifar100(cifar100: Path, tmp_path: Path, method: str):
     torch.set_default_dtype(torch.float32)
     cell = Cell(CIFAR100, method, 62, SHORT)

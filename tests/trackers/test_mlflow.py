@@ -39,6 +39,7 @@ def metrics(uri: str, name: str) -> dict[str, list[tuple[int, float]]]:
     return {key: sorted((metric.step, metric.value) for metric in found) for key, found in history.items()}
 
 
+@pytest.mark.slow
 def test_every_figure_of_every_round_and_the_config(uri: str):
     run = train(mlflow("mine", uri), description={"note": {"long": "x" * 7000, "empty": None}})
     (found,) = stored(uri, "mine")
@@ -92,6 +93,7 @@ def test_a_uri_that_mlflow_refuses_is_refused_before_training(tmp_path: Path):
     assert not seen
 
 
+@pytest.mark.slow
 def test_a_damaged_memory_of_trackers_is_named(tmp_path: Path, uri: str):
     train(mlflow(uri=uri), out=tmp_path / "run", rounds=1)
     memory = tmp_path / "run" / "trackers.json"
