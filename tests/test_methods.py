@@ -304,6 +304,7 @@ def test_bayesian_admm_on_bits_with_interactions():
     torch.testing.assert_close(state.lam_g, prior - gradient.sum(0), rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_temperature_scales_the_losses():
     losses, family = logistic(), Full()
     prior = family.natural(torch.zeros(3), 1.0)

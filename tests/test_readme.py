@@ -8,24 +8,24 @@ import pytest
 import torch
 from click import Group
 from data.make_files import IDX, idx_bytes, images, labels, write
+from slow import rest_slow
 from typer.main import get_command
 
 from fedual.cli import build
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SLOW = {"scale.md"}  # measures compiled code
 
 
 def blocks(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(p, marks=pytest.mark.slow if p.name in SLOW else ()) for p in PAGES if blocks(p)],
-    ids=lambda p: p.name,
-)
+CODE = [page for page in PAGES if blocks(page)]
+QUICK = [page for page in CODE if page.name != "scale.md" and page.parent.name != "tutorials"]
+
+
+@pytest.mark.parametrize("page", rest_slow(CODE, *QUICK), ids=lambda p: p.name)
 def test_python_blocks_run(page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     arrays = (images(2000, 0), labels(2000), images(10, 1), labels(10))
     write(tmp_path / "mnist", {name: idx_bytes(array) for name, array in zip(IDX, arrays, strict=True)})

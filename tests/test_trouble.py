@@ -57,7 +57,12 @@ class TestTrouble:
             assert torch.equal(run.server.eta_sum, without.server.eta_sum)
 
     @pytest.mark.parametrize(
-        "changed", [{"lr": 20.0}, {"damping": 1000.0}, {"rho": 1e-4}, {"tau": 1e-4, "rho": 1e-3, "h0": 1e-5}]
+        "changed",
+        [
+            {"lr": 20.0},
+            *(pytest.param(some, marks=pytest.mark.slow) for some in ({"damping": 1000.0}, {"rho": 1e-4})),
+            {"tau": 1e-4, "rho": 1e-3, "h0": 1e-5},
+        ],
     )
     def test_a_run_that_diverges_keeps_its_last_good_state(self, tmp_path: Path, changed):
         settings = {

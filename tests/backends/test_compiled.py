@@ -12,6 +12,7 @@ import pytest
 import torch
 from federations import clients, losses, mlp
 from flat import fit
+from slow import rest_slow
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -91,7 +92,7 @@ def test_compiled_as_it_is_and_as_one_by_one(caplog, name, noises):
     assert 2 <= counters["stats"]["unique_graphs"] - before <= 1 + len(noises)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", rest_slow(list(METHODS), "ivon-admm"))
 def test_side_by_side_and_traced_as_one_by_one(eager, name):
     """Without the compiler, the same to the last bit with any number of threads."""
     found = train(name, compile=True)

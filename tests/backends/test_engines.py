@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from federations import SIZES, clients, losses, mlp, play
 from problems import normal
+from slow import rest_slow
 from torch import nn
 
 from fedual import methods
@@ -22,8 +23,8 @@ def close(one, other):
     assert float((one - other).abs().max() / scale) < 1e-9
 
 
-@pytest.mark.parametrize("name", methods.NETWORKS)
-@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.4])
+@pytest.mark.parametrize("name", rest_slow(methods.NETWORKS, "ivon-admm", "fedavg", "feddyn", "fedlap-cov"))
+@pytest.mark.parametrize("dropout", rest_slow([0.0, 0.4], 0.4))
 def test_together_as_one_by_one(name, dropout):
     """More than 100 steps of the largest client, on clients of 1 to 33 examples, in any chunks."""
     stack = losses(mlp(dropout), clients(weights=True), local_epochs=4)

@@ -201,6 +201,7 @@ class TestFedLap:
         states = exactly(methods.fedlap(self.DELTA, 1 / NUM, self.TAU, EXACT), [[0, 1, 2, 3]] * 150)
         near(last(states).lam_g[0] / self.DELTA, self.MAP)
 
+    @pytest.mark.slow
     def test_with_covariances(self):
         """s_g = δ + Σ_k diag(X_kᵀX_k)/τ, where the Gauss–Newton matrix is the Hessian."""
         method = methods.fedlap_cov(self.DELTA, 1 / NUM, self.TAU, Laplace(lr=0.05, optimiser="sgd"))

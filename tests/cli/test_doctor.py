@@ -118,6 +118,7 @@ def test_a_compiler(tmp_path: Path, monkeypatch, compiler: str | None, state: st
     assert (code, found["compiled steps"]["state"]) == (0, state)
 
 
+@pytest.mark.slow
 def test_it_works_where_only_torch_numpy_typer_and_rich_are_installed():
     optional = ["safetensors", "scipy", *(module for packages in EXTRAS.values() for module, _ in packages.values())]
     program = (

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from federation import EXACT, GAMMA, RHO, Federation, is_train
+from slow import rest_slow
 from torch.testing import assert_close
 
 from fedual.algorithm import Average, Consensus, Zero
@@ -63,7 +64,7 @@ def test_a_client_that_loses_its_state_is_named_and_left_out_and_the_run_goes_on
         sites.run(7, min_clients=3)
 
 
-@pytest.mark.parametrize("how", ["deleted", "damaged", "restored"])
+@pytest.mark.parametrize("how", rest_slow(["deleted", "damaged", "restored"], "damaged"))
 def test_a_client_that_lost_its_state_is_readmitted_and_the_pooled_posterior_reached(sites, how):
     sites.run(2)
     shutil.copy(sites.vault("1"), sites.vault("1").with_suffix(".backup"))
@@ -244,7 +245,7 @@ def test_impossible_wishes_are_refused(tmp_path):
 FAULTS = ("none", "none", "lost", "twice", "late", "kill server", "gone")
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 8))])
+@pytest.mark.parametrize("seed", rest_slow(range(8), 0, 1))
 def test_random_faults_in_every_round(tmp_path, monkeypatch, seed):
     """20 rounds, any fault at any client and the server: nothing is counted twice, and nothing by half."""
     sites, random = Federation(tmp_path, num=4), Random(seed)

@@ -11,6 +11,7 @@ import torch
 from federation import nested
 from here import Here
 from problems import full_gaussian, logistic, normal, rng
+from slow import rest_slow
 from torch import nn
 from torch.testing import assert_close
 
@@ -174,12 +175,7 @@ def stepped(method: Method, losses: Any, prior: torch.Tensor, participation: flo
 @pytest.mark.parametrize(("num", "participation"), [(2, 1.0), (6, 0.5)])
 @pytest.mark.parametrize(
     "kind",
-    [
-        "newton-admm",
-        "bregman-admm",
-        "track",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("admm", "blr", "pvi")),
-    ],
+    rest_slow(["admm", "newton-admm", "bregman-admm", "blr", "pvi", "track"], "newton-admm", "bregman-admm", "track"),
 )
 def test_methods_on_losses_have_the_posterior_of_the_three_lines(tmp_path, kind, num, participation):
     method, losses = solver(kind), logistic(num)

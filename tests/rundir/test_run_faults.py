@@ -329,6 +329,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_a_file_system_that_is_really_full(tmp_path: Path):
     """In a name space of its own: the mount is gone when the process ends."""
     inside = lambda command, *words: subprocess.run(

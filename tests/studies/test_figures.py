@@ -46,11 +46,13 @@ def two_clients() -> tuple[Linear, outlier.Track]:
     return losses, outlier.newton(losses)
 
 
+@pytest.mark.slow
 def test_outlier_slows_admm_and_not_its_newton_like_variant(two_clients):
     losses, newton = two_clients
     assert newton.rounds <= 2 < outlier.admm(losses).rounds
 
 
+@pytest.mark.slow
 def test_outlier_at_the_papers_rho_leaves_clients_without_a_solution(two_clients, monkeypatch):
     """ρS_g − V_k is indefinite: updates are left out and counted, and the server stays near the optimum."""
     losses, newton = two_clients
@@ -114,6 +116,7 @@ def test_every_figure_has_a_module():
         assert callable(__import__(f"studies.figures.{name}", fromlist=["draw"]).draw)
 
 
+@pytest.mark.slow
 def test_the_command_writes_files_and_prints_the_findings(tmp_path):
     done = CliRunner().invoke(app, ["figure", "expfam", "--out", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.output

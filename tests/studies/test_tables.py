@@ -6,6 +6,7 @@ import torch
 from data.make_files import cifar_binary, images, labels
 from data.make_files import write as write_files
 from sklearn.metrics import roc_auc_score
+from slow import rest_slow
 from synthetic import keep, record
 
 from fedual import data
@@ -244,9 +245,7 @@ METHODS = ("ivon-admm", "ivon-pvi", "fedavg", "fedprox", "feddyn", "fedadmm", "f
 SHORT = "train.rounds=1,train.local_steps=1,train.batch_size=1,train.samples=1,split.clients=2"
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=pytest.mark.slow if name == "fedlap-cov" else ()) for name in METHODS]
-)
+@pytest.mark.parametrize("method", rest_slow(METHODS, "ivon-admm", "fedavg"))
 def test_the_recipe_for_cifar100(cifar100: Path, tmp_path: Path, method: str):
     torch.set_default_dtype(torch.float32)
     cell = Cell(CIFAR100, method, 62, SHORT)

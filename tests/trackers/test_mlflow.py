@@ -12,6 +12,7 @@ from fedual.errors import DataError, DivergedError, InputError
 from fedual.trackers import mlflow
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning"),  # MLflow's use of SQLAlchemy
 ]
 
