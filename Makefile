@@ -4,6 +4,8 @@ PY := $(shell command -v $(PYTHON) || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+unexport PYTHONDONTWRITEBYTECODE  # the tests start many processes: without a cache each one compiles fedual anew
+
 .PHONY: demo test test-all deployment lint docs bench clean
 
 demo: .venv/.demo  ## train a posterior on ten clients with scikit-learn's digits: no download, under a minute
