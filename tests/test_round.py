@@ -96,7 +96,8 @@ def test_eq15_client_minimises_its_objective(make):
     problem, rho, tau = make(num_clients=3, dim=4, seed=1), 0.7, 0.5
     method = bayesian_admm(problem.family, rho, tau=tau)
     state, eta = run(method, problem, 1), 0.1 * problem.losses.c
-    moved, _ = client_step(method, state.server.broadcast, state.clients._replace(eta=eta), problem.losses)
+    broadcast = state.server.broadcast(method.dual, 3)
+    moved, _ = client_step(method, broadcast, state.clients._replace(eta=eta), problem.losses)
 
     def objective(lam):
         mu = problem.family.expectation(lam)
@@ -151,7 +152,7 @@ def test_prop1_clients_to_convergence_then_the_server_is_the_learning_rule(make)
     state = run(method, problem, 1)
     clients = state.clients
     for _ in range(30):
-        _, clients = client_step(method, state.server.broadcast, clients, problem.losses)
+        _, clients = client_step(method, state.server.broadcast(method.dual, 4), clients, problem.losses)
     assert clients.lam is not None
     assert clients.eta is not None
     assert relative(clients.lam[0], state.lam_g) < 1e-10
@@ -218,10 +219,11 @@ def test_the_server_infers_the_change_of_a_dual_that_is_not_sent(dual, weighting
     method = replace(bayesian_admm(problem.family, 0.5), dual=dual, weighting=weighting)
     state = run(method, problem, 2)
     problem.losses.c[2] = torch.nan
-    upload, _ = client_step(method, state.server.broadcast, state.clients, problem.losses)
+    broadcast = state.server.broadcast(dual, 4)
+    upload, _ = client_step(method, broadcast, state.clients, problem.losses)
     assert upload.ok.tolist() == [True, True, False, True]
     sent, inferred = (
-        total(method, state.server.broadcast, upload._replace(eta_change=change), torch.arange(4), 4)
+        total(method, broadcast, upload._replace(eta_change=change), torch.arange(4), 4)
         for change in (upload.eta_change, None)
     )
     assert torch.equal(sent.counted, inferred.counted)

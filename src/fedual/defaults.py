@@ -103,6 +103,7 @@ RULES: dict[str, dict[str, Rule]] = {
         "tau": Rule(f"{TAU:g}·N·L²/K", lambda f: TAU * (float(f.clients) ** -1 * float(f.examples) * f.length**2)),
         **_IVON,
     },
+    "scaffold": {},
     "fedlap": {"damping": _PER_CLIENT, **_ADAM},
     **dict.fromkeys(("fedavg", "fedprox", "feddyn", "fedadmm", "fedlap-cov", "admm"), _ADAM),
 }

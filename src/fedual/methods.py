@@ -15,10 +15,11 @@
 | `fedprox`             | Isotropic(1)      | SGD          | ρ        | Zero()            | Average()           |
 | `feddyn`              | Isotropic(1)      | SGD          | ρ        | Natural(damping·ρ)| Consensus()         |
 | `fedadmm`             | Isotropic(1)      | SGD          | ρ        | Natural(ρ)        | Track(step)         |
+| `scaffold`            | Isotropic(1)      | plain SGD    | 0        | ControlVariate()  | Mean(step)          |
 | `fedlap`              | Isotropic(δ)      | SGD          | 1        | Natural(damping)  | Blend(1)            |
 | `fedlap_cov`          | Diagonal          | Laplace      | 1        | Natural(damping)  | Blend(1)            |
 
-The four without a prior take the clients' *mean* losses, the others their sums.
+The five without a prior take the clients' *mean* losses, the others their sums.
 `Blend()` has α = 1/(1 + ρ|S|); `Blend(1)` is the product of the sites.
 
 The functions take plain numbers, and their defaults are plain numbers, too. A method that is asked for by *name* (a
@@ -33,8 +34,8 @@ from typing import Any
 from torch import Tensor
 
 from fedual.algorithm import ExampleWeights, Extrapolation, Method, Solver
-from fedual.algorithm.duals import Expectation, Gradient, Natural, Zero
-from fedual.algorithm.servers import Average, Blend, Consensus, Relax, Track
+from fedual.algorithm.duals import ControlVariate, Expectation, Gradient, Natural, Zero
+from fedual.algorithm.servers import Average, Blend, Consensus, Mean, Relax, Track
 from fedual.errors import InputError, hint, require_positive
 from fedual.families import Delta, Diagonal, Family, FixedPrecision, Full, Isotropic, Rule
 from fedual.parts import Versioned
@@ -184,6 +185,19 @@ def fedadmm(rho: float = 0.01, server_step: float = 1.0, solver: SGD = SGD()) ->
     return Method(Isotropic(1.0), solver, Natural(rho), Track(server_step), rho, mean_loss=True, name="fedadmm")
 
 
+def scaffold(server_step: float = 1.0, solver: SGD = SGD(lr=0.1, optimiser="sgd")) -> Method:
+    """SCAFFOLD: steps along g − c_k + c, where c_k estimates client k's gradient (Karimireddy et al. 2020).
+
+    Equivalence: c_k = −η_k and c = −mean_k η_k. Option II, c_k ← c_k − c + (θ_g − θ_k)/(S lr), is the mean gradient of
+    the S steps. Full batches: at a fixed point Σ_k ∇L_k(θ_g) = 0 as with `feddyn`, however many steps clients take; one
+    step and everybody in every round is gradient descent on the mean of the clients' mean losses.
+    """
+    if solver.optimiser != "sgd" or solver.momentum:
+        chosen = f"optimiser = {solver.optimiser!r} and momentum = {solver.momentum:g}"
+        raise InputError(f"{chosen}: the control variates of SCAFFOLD need plain SGD, so choose 'sgd' and 0.")
+    return Method(Isotropic(1.0), solver, ControlVariate(), Mean(server_step), 0.0, mean_loss=True, name="scaffold")
+
+
 def fedlap(delta: float = 1.0, damping: float = 1.0, tau: float = 1.0, solver: SGD = SGD()) -> Method:
     """PVI with means only (Swaroop et al. 2025): λ_g = λ_0 + Σ_k η_k, δ the precision of everything.
 
@@ -200,7 +214,7 @@ def fedlap_cov(delta: float = 1.0, damping: float = 0.1, tau: float = 1.0, solve
     return replace(pvi(Diagonal(), solver, damping, tau), delta=delta, name="fedlap-cov")
 
 
-_FOR_NETWORKS = ivon_admm, ivon_pvi, fedavg, fedprox, feddyn, fedadmm, fedlap, fedlap_cov, admm
+_FOR_NETWORKS = ivon_admm, ivon_pvi, fedavg, fedprox, feddyn, fedadmm, scaffold, fedlap, fedlap_cov, admm
 _OTHERS = preconditioned_admm, newton_admm, pvi, ama, bregman_admm, blr
 METHODS: dict[str, Callable[..., Method]] = {
     function.__name__.replace("_", "-"): function for function in (*_FOR_NETWORKS, *_OTHERS)

@@ -141,7 +141,7 @@ def _facts(run: Run, info: Info, active: int) -> Record:
         "primal": info.primal,
         "dual": info.dual,
         "bytes_up": counted * vector * run.method.dual.uploads,
-        "bytes_down": active * vector,
+        "bytes_down": active * vector * (1 + run.method.dual.centred),
     }
 
 

@@ -83,13 +83,13 @@ def one_by_one(method: Method, losses: Minibatches, plan: list[Tensor]) -> Resul
     server, infos = server_init(method, losses.network.initial()), []
     clients = [client_init(method, server.lam_g) for _ in SIZES]
     for number, active in enumerate(plan):
-        sums = Totals.none(len(SIZES))
+        sums, broadcast = Totals.none(len(SIZES)), server.broadcast(method.dual, len(SIZES))
         for client in active.tolist():
             mine = losses.at(number)[[client]]
-            upload, clients[client] = client_step(method, server.broadcast, clients[client], mine)
+            upload, clients[client] = client_step(method, broadcast, clients[client], mine)
             if method.dual.uploads == 1:
                 upload = upload._replace(eta_change=None)
-            sums = sums.plus(total(method, server.broadcast, upload, torch.tensor([client]), len(SIZES)))
+            sums = sums.plus(total(method, broadcast, upload, torch.tensor([client]), len(SIZES)))
         server, info = server_step(method, server, sums)
         infos.append(info)
     rows = [client.rows() for client in clients]

@@ -59,6 +59,22 @@ def fedadmm(local: Local, plan, rho, eta) -> Rounds:
         yield theta, y
 
 
+def scaffold(lr, eta_g, plan, steps=5) -> Rounds:
+    """Karimireddy et al. 2020, Algorithm 1 with option II, K = `steps` full-batch steps; c is over all N clients."""
+    x, c, c_i = START, np.zeros(DIM), np.zeros((NUM, DIM))
+    for s in plan:
+        delta_y, delta_c = np.zeros((2, DIM))
+        for i in s:
+            y = x
+            for _ in range(steps):
+                y = y - lr * (H[i] @ y - C[i] - c_i[i] + c)
+            c_plus = c_i[i] - c + (x - y) / (steps * lr)
+            delta_y, delta_c = delta_y + (y - x) / len(s), delta_c + (c_plus - c_i[i]) / len(s)
+            c_i[i] = c_plus
+        x, c = x + eta_g * delta_y, c + len(s) / NUM * delta_c
+        yield x, -c_i
+
+
 def fedlap(local: Local, plan, delta, damping, tau) -> Rounds:
     """Swaroop et al. 2025, FedLap: ℓ_k(w) + v_kᵀw + δ/2 ‖w − w_g‖², w_g = Σ v_k/δ; ℓ_k is the sum, N_k L_k/τ."""
     w_g, v, begin_at = np.zeros(DIM), np.zeros((NUM, DIM)), START

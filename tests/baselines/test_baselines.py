@@ -1,7 +1,7 @@
 """FedAvg and its descendants against `papers`, round for round, and where they end."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,12 +9,13 @@ import papers
 import pytest
 import torch
 from federations import begin  # pyright: ignore[reportMissingImports]
-from harness import last, near
+from harness import last, near, networks
 from papers import DATA, DIM, EVERYBODY, EYE, NUM, SOME, START, C, H, N
 from torch import nn
 
 from fedual import methods
 from fedual.algorithm import Method, init, step
+from fedual.errors import InputError
 from fedual.families import Diagonal
 from fedual.networks import Clients, Minibatches, Network
 from fedual.run import ENGINES
@@ -135,6 +136,61 @@ def test_fedavg_with_one_step_is_gradient_descent_on_the_pooled_mean_loss():
     for mine in trained(methods.fedavg(SGD(lr=0.1, optimiser="sgd")), EVERYBODY, steps=1):
         theta = theta - 0.1 * x.T @ (x @ theta - y[:, 0]) / len(x)
         near(mine.server, theta)
+
+
+class TestScaffold:
+    GD = SGD(lr=0.1, optimiser="sgd")
+
+    @pytest.mark.parametrize("plan", PLANS)
+    @pytest.mark.parametrize("engine", ENGINES)
+    @pytest.mark.parametrize("step", [1.0, 0.7])
+    def test_it_is_algorithm_1_with_option_2(self, step, engine, plan):
+        agree(trained(methods.scaffold(step, self.GD), PLANS[plan], engine), papers.scaffold(0.1, step, PLANS[plan]))
+
+    @pytest.mark.parametrize("engine", ENGINES)
+    def test_minibatches_of_clients_with_unequal_numbers_of_steps(self, engine):
+        """As printed, client by client, on a network; under a schedule lr is that of the round."""
+        losses, plan = networks(), [[0, 1, 2, 3, 4], [0, 3], [1, 2, 4], [0, 2], [0, 1, 2, 3, 4]]
+        count, x = len(losses), losses.network.initial()
+        server, store = begin(methods.scaffold(0.9), x, count)
+        c, c_i = torch.zeros(losses.dim), torch.zeros(count, losses.dim)
+        assert len(set(losses.steps)) > 2
+        for number, s in enumerate(plan):
+            now, lr, change = losses.at(number), 0.2 / (1 + number), torch.zeros(2, losses.dim)
+            method = methods.scaffold(0.9, SGD(lr=lr, optimiser="sgd"))
+            server, _ = ENGINES[engine](method, server, store, now, torch.tensor(s), 2)
+            for i in s:
+                y = x
+                for t in range(now.steps[i]):
+                    y = y - lr * (now[[i]].gradient(y[None], t)[0] - c_i[i] + c)
+                c_plus = c_i[i] - c + (x - y) / (now.steps[i] * lr)
+                change += torch.stack([y - x, c_plus - c_i[i]])
+                c_i[i] = c_plus
+            x, c = x + 0.9 * change[0] / len(s), c + change[1] / count
+            near(server.lam_g[0], x)
+            near(server.eta_sum[0], -count * c)
+            near(store.read(torch.arange(count))["eta"][:, 0], -c_i)
+
+    def test_with_one_step_it_is_gradient_descent_on_the_mean_of_the_mean_losses(self):
+        theta = START
+        for mine in trained(methods.scaffold(solver=self.GD), EVERYBODY, steps=1):
+            theta = theta - 0.1 * (H.mean(0) @ theta - C.mean(0))
+            near(mine.server, theta)
+
+    @pytest.mark.parametrize("some", [False, True])
+    def test_it_converges_to_the_optimum_of_all_clients(self, some):
+        """However long clients train, where FedAvg ends elsewhere (`TestFedDyn`)."""
+        random = np.random.default_rng(0)
+        pick = lambda: sorted(random.choice(NUM, 3, replace=False).tolist()) if some else [0, 1, 2, 3]
+        rounds = trained(methods.scaffold(solver=self.GD), [pick() for _ in range(250)])
+        near(last(rounds).server, TestFedDyn.OPTIMUM)
+
+    @pytest.mark.parametrize("chosen", [{"optimiser": "adam"}, {"momentum": 0.9}])
+    def test_other_optimisers_are_refused(self, chosen):
+        with pytest.raises(InputError, match=r"optimiser = '(adam|sgd)' and momentum = .*: .* need plain SGD"):
+            methods.spec("scaffold", **chosen)
+        with pytest.raises(InputError, match="needs a solver that reports"):
+            last(trained(replace(methods.scaffold(), solver=SGD(**{"optimiser": "sgd", **chosen})), EVERYBODY))
 
 
 class TestFedDyn:

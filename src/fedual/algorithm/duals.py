@@ -59,8 +59,15 @@ class Gradient(_Sent):
 
     def __call__(self, problem: Subproblem, solution: Solution) -> Tensor:
         if solution.gradient is None:
-            raise InputError("The Gradient dual needs a solver that reports ∇_μ E[ℓ_k], such as `AtServer`.")
+            raise InputError("The Gradient dual needs a solver that reports ∇_μ E[ℓ_k], e.g. `AtServer` or plain SGD.")
         return -solution.gradient
+
+
+@dataclass(frozen=True)
+class ControlVariate(Gradient):
+    """η_k ← −(mean gradient of client k's steps), in whose problem η_k is centred: SCAFFOLD with c_k = −η_k."""
+
+    centred: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

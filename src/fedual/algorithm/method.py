@@ -62,6 +62,7 @@ class Subproblem(NamedTuple):
     carry: Carry
     start: Tensor | None = None  # (P,), where an iterative solver starts while the server still sits at the prior
     weight: Tensor | None = None  # w_k, (K,); None: 1
+    has_dual: bool = True  # False: η_k is always zero
 
     def select(self, clients: Any) -> "Subproblem":
         """The problems of some of the clients (indices, a mask or a slice)."""
@@ -123,6 +124,8 @@ class Dual(Protocol):
 
     uploads: ClassVar[int] = 1
     """How many vectors of λ's size a client sends: λ_k, and the change of η_k where the server cannot infer it."""
+    centred: ClassVar[bool] = False
+    """Whether the client's problem has η_k − mean_j η_j in the place of η_k; the mean is then sent to clients, too."""
 
     def __call__(self, problem: Subproblem, solution: Solution) -> Tensor:
         """The new η_k."""

@@ -80,7 +80,7 @@ def step(method: Method, state: State, losses: Losses, active: Tensor | None = N
     clients = _indices(active, num_clients).to(state.lam.device)
     totals = Totals.none(num_clients)
     if len(clients):
-        broadcast, rows = state.server.broadcast, state.clients.select(clients)
+        broadcast, rows = state.server.broadcast(method.dual, num_clients), state.clients.select(clients)
         upload, rows = client_step(method, broadcast, rows, losses[clients])
         totals = total(method, broadcast, upload, clients, num_clients)
         state = state._replace(clients=state.clients.replaced(clients, rows))
@@ -113,7 +113,7 @@ def client_step(
         eta[ok] = inside.unweighted(method.dual(inside, solution.select(ok)))
     ok = ok & finite(eta)
     before = clients.lam if method.server.remembers else None
-    change = eta - problem.unweighted(problem.eta)
+    change = eta - (problem.unweighted(problem.eta) if broadcast.eta_mean is None else cast(Tensor, clients.eta))
     upload = Upload(ok, solution.lam, change, before, losses.num_examples, solution.guards)
     lam = None if clients.lam is None else solution.lam
     new = ClientState(None if clients.eta is None else eta, lam, solution.carry)
@@ -127,13 +127,16 @@ def subproblem(method: Method, broadcast: Broadcast, clients: ClientState, losse
     """Eq. 15 for a stack of clients; τ_k = τN_k where the method's losses are means."""
     lam_g = broadcast.lam_g
     eta = torch.zeros_like(lam_g).expand(len(losses), -1, -1) if clients.eta is None else clients.eta
+    if method.dual.centred:
+        eta = eta - cast(Tensor, broadcast.eta_mean)
     tau, weight = torch.full((len(losses),), method.tau, dtype=eta.dtype, device=eta.device), None
     if method.mean_loss:
         tau = tau * losses.num_examples.to(tau)
     if method.weighting is not None:
         weight = method.weighting(losses.num_examples).to(tau)
         tau, eta = tau * weight, eta / weight[:, None, None]
-    return Subproblem(method.family, losses, eta, lam_g, method.rho, tau, clients.carry, broadcast.start, weight)
+    start, has_dual = broadcast.start, not isinstance(method.dual, Zero)
+    return Subproblem(method.family, losses, eta, lam_g, method.rho, tau, clients.carry, start, weight, has_dual)
 
 
 def total(method: Method, broadcast: Broadcast, upload: Upload, clients: Tensor, num_clients: int) -> Totals:

@@ -55,6 +55,20 @@ class Average(Server):
 
 
 @dataclass(frozen=True)
+class Mean(Server):
+    """θ_g ← θ_g + s (mean_{k∈S} θ_k − θ_g), in which clients count alike: SCAFFOLD."""
+
+    step: float = 1.0
+    prior: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_positive("step", self.step)
+
+    def __call__(self, gathered: Gathered) -> Tensor:
+        return torch.lerp(gathered.lam_g, gathered.mean, self.step)
+
+
+@dataclass(frozen=True)
 class Consensus(Server):
     """θ_g ← mean_{k∈S} θ_k + Σ_k v_k/(ρK): FedDyn, ADMM for mean losses without a regulariser.
 

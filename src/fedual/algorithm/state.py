@@ -4,7 +4,7 @@ from typing import NamedTuple, cast
 
 from torch import Tensor
 
-from fedual.algorithm.method import UNGUARDED, Carry, Guards, select
+from fedual.algorithm.method import UNGUARDED, Carry, Dual, Guards, select
 
 CARRIED = "solver."
 """The prefix of what a solver carries, in the rows that a client keeps."""
@@ -21,10 +21,10 @@ class ServerState(NamedTuple):
     moved: bool = False  # whether any update has counted
     ahead: Tensor | None = None  # the extrapolated λ_g, where the method has one
 
-    @property
-    def broadcast(self) -> "Broadcast":
-        """What clients are sent."""
-        return Broadcast(self.lam_g if self.ahead is None else self.ahead, None if self.moved else self.start)
+    def broadcast(self, dual: Dual, num_clients: int) -> "Broadcast":
+        """What clients are sent; K counts those that do not take part, too."""
+        eta_mean = self.eta_sum / num_clients if dual.centred else None
+        return Broadcast(self.lam_g if self.ahead is None else self.ahead, None if self.moved else self.start, eta_mean)
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by name, for files."""
@@ -36,6 +36,7 @@ class Broadcast(NamedTuple):
 
     lam_g: Tensor  # (R, P)
     start: Tensor | None = None  # (P,), where iterative solvers start in the first round
+    eta_mean: Tensor | None = None  # mean_j η_j over all clients, (R, P), where the dual asks for it
 
 
 class ClientState(NamedTuple):

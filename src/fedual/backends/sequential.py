@@ -27,7 +27,7 @@ def run_round(
     if not isinstance(method.solver, Stepper):
         raise InputError(f"{method.solver} takes no minibatch steps: the engine needs IVON, SGD or Laplace.")
     solve = partial(solve_alone, method.solver)
-    broadcast, totals = server.broadcast, Totals.none(len(losses.data))
+    broadcast, totals = server.broadcast(method.dual, len(losses.data)), Totals.none(len(losses.data))
     for client in active.split(1):
         state = ClientState.from_rows(store.read(client))
         upload, state = client_step(method, broadcast, state, losses[client], solve=solve)

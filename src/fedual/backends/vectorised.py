@@ -31,7 +31,7 @@ def run_round(
     solve_all = partial(solve, cast(Stepper, method.solver), run=compiled_walk if losses.compile else walk)
     sizes = torch.tensor(losses.data.sizes)[active]
     chunks = active[sizes.argsort(descending=True, stable=True)].split(chunk)
-    broadcast, totals = server.broadcast, Totals.none(len(losses.data))
+    broadcast, totals = server.broadcast(method.dual, len(losses.data)), Totals.none(len(losses.data))
 
     def train(clients: Tensor) -> tuple[Upload, ClientState, Totals]:
         rows = {name: value.to(server.lam_g.device) for name, value in store.read(clients).items()}

@@ -101,7 +101,7 @@ def client_app(
                 raise InputError(f"The server's λ_g has {lam_g.shape[-1]} parameters, the model {network().dim}.")
             check(method.family, lam_g, "The server's λ_g")
             first = first_lam(method, tensors.get("prior", lam_g), start) if method.server.remembers else lam_g
-            broadcast = Broadcast(lam_g, None if config["moved"] else start)
+            broadcast = Broadcast(lam_g, None if config["moved"] else start, tensors.get("eta_mean"))
 
         def loss_of(number: int) -> Any:
             if losses is not None:

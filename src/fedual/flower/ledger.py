@@ -159,11 +159,11 @@ class Ledger:
             ratio: An update counts only if its size is at most this many times the usual one; None is no limit.
         """
         uploads, sizes, refused = dict[str, Upload](), dict[str, float](), dict[str, str]()
-        broadcast = self.server.broadcast
+        broadcast = self.server.broadcast(method.dual, len(self.members))
         mu_g = method.family.expectation(broadcast.lam_g)
         for reply in replies:
             try:
-                uploads[reply.client], sizes[reply.client] = self._checked(method, reply, nonce, mu_g)
+                uploads[reply.client], sizes[reply.client] = self._checked(method, reply, nonce, broadcast.lam_g, mu_g)
             except (InputError, RuntimeError) as error:  # linear algebra fails with a RuntimeError
                 refused[reply.client] = brief(error)
         # the lower median, so that one of two cannot set the scale; a single update is compared with earlier rounds
@@ -213,9 +213,9 @@ class Ledger:
         self.secrets.pop(client, None)
         self.forgotten.discard(client)
 
-    def _checked(self, method: Method, reply: Reply, nonce: str, mu_g: Tensor) -> tuple[Upload, float]:
+    def _checked(self, method: Method, reply: Reply, nonce: str, lam_g: Tensor, mu_g: Tensor) -> tuple[Upload, float]:
         """The upload in a reply, and its size; an InputError says why it is refused."""
-        lam_g, rest = self.server.broadcast.lam_g, dict(reply.tensors)
+        rest = dict(reply.tensors)
         if reply.nonce != nonce:
             raise InputError("its reply is to another attempt at a round")
         expected = [] if isinstance(method.dual, Natural | Zero) else ["eta_change"]

@@ -185,7 +185,8 @@ class BayesianADMM(Strategy):
         turn = range(len(ledger.numbers))
         if self.local.participation < 1:
             turn = self.draws.turn(server.round, len(turn)).tolist()
-        tensors = {"lam_g": server.broadcast.lam_g}
+        lam_g, _, eta_mean = server.broadcast(self.method.dual, len(ledger.members))
+        tensors = {"lam_g": lam_g} | ({} if eta_mean is None else {"eta_mean": eta_mean})
         if server.start is not None and (self.method.server.remembers or not server.moved):
             tensors["start"] = server.start
         elif self.method.server.remembers:

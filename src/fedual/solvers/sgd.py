@@ -105,4 +105,8 @@ class SGD(Stepper):
         return {**variables, "mean": mean, "first": first, "second": second, "steps": steps}
 
     def end(self, problem: Subproblem, variables: Variables) -> Solution:
-        return Solution(cast(Gaussian, problem.family).natural(variables["mean"]), problem.carry)
+        mean, gradient = variables["mean"], None
+        if self.optimiser == "sgd" and not self.momentum:  # the S steps sum up to lr · S times their mean gradient
+            length = variables["lr"] * mean.new_tensor(problem.losses.steps)[:, None]
+            gradient = (((start_mean(problem) - mean) / length - variables["offset"]) / scale(problem))[:, None]
+        return Solution(cast(Gaussian, problem.family).natural(mean), problem.carry, gradient)

@@ -228,7 +228,7 @@ def aligned(like: Tensor) -> Tensor:
 def quadratic(problem: Subproblem) -> tuple[Tensor, Tensor]:
     """A and B of the gradient's part A + B m that is not the loss, each `(K, P)` or `(K, 1)`."""
     family, c = problem.family, scale(problem)
-    if problem.rho == 0 and not problem.eta.any():  # FedAvg
+    if problem.rho == 0 and not problem.has_dual:  # FedAvg
         return torch.zeros_like(c), torch.zeros_like(c)
     offset = (problem.eta[:, 0] - problem.rho * problem.lam_g[0]).mul_(c)
     if isinstance(family, Diagonal):
