@@ -7,7 +7,7 @@
 | `TAU`        | τ (ivon-pvi)          | TAU · N L²/K               | the same where ρ is 1                            |
 | `DAMPING`    | damping (ivon-admm)   | DAMPING/L                  | γ = damping·ρ, see below                         |
 | –            | damping (PVI, FedLap) | 1/K                        | as in the papers                                 |
-| –            | unit (ivon-admm)      | N/K                        | clients count by their share of the examples     |
+| –            | unit (ivon-admm)      | N/K; N for fedivon         | clients count by their share of the examples     |
 | `MOMENTUM`   | momentum (ivon-admm)  | MOMENTUM                   | extrapolation of λ_g                             |
 | `HOLD`       | hold (IVON)           | HOLD                       | a mean is held to m_g                            |
 | `GAIN`       | lr (IVON)             | RoundRate(GAIN/L², …)      | the steps of a round add up to GAIN/λ            |
@@ -103,6 +103,7 @@ RULES: dict[str, dict[str, Rule]] = {
         "tau": Rule(f"{TAU:g}·N·L²/K", lambda f: TAU * (float(f.clients) ** -1 * float(f.examples) * f.length**2)),
         **_IVON,
     },
+    "fedivon": {"unit": Rule("N", lambda f: float(f.examples))},
     "scaffold": {},
     "fedlap": {"damping": _PER_CLIENT, **_ADAM},
     **dict.fromkeys(("fedavg", "fedprox", "feddyn", "fedadmm", "fedlap-cov", "admm"), _ADAM),

@@ -11,6 +11,7 @@
 | `blr`                 | any               | AtServer     | –        | Gradient()        | Relax(β)            |
 | `ivon_admm`           | Diagonal          | IVON         | ρ        | Natural(damping·ρ)| Blend()             |
 | `ivon_pvi`            | Diagonal          | IVON         | 1        | Natural(damping)  | Blend(1)            |
+| `fedivon`             | Diagonal          | IVON         | 0        | Zero()            | Average()           |
 | `fedavg`              | Isotropic(1)      | SGD          | 0        | Zero()            | Average()           |
 | `fedprox`             | Isotropic(1)      | SGD          | ρ        | Zero()            | Average()           |
 | `feddyn`              | Isotropic(1)      | SGD          | ρ        | Natural(damping·ρ)| Consensus()         |
@@ -146,6 +147,19 @@ def ivon_pvi(damping: float = 1.0, delta: float = 1.0, tau: float = 1.0, solver:
     return replace(pvi(Diagonal(), solver, damping, tau), delta=delta, name="ivon-pvi")
 
 
+def fedivon(
+    tau: float = 1.0, unit: float = 0.0, solver: IVON = IVON(lr=0.1, h0=0.1, weight_decay=1e-4, restart=True)
+) -> Method:
+    """FedIvon: clients run IVON from q_g, and the server averages natural parameters (Pal et al. 2025).
+
+    Equivalence: by number of examples, s_g = mean s_k and m_g = mean(s_k m_k)/s_g. Each client has IVON's own prior,
+    of mean 0 and precision λδ with δ = `weight_decay`, in every round. λ is N_k/τ or, with a unit, unit/τ for all: then
+    s_k = λ(h_k + δ) and h_g = mean h_k, and with unit N, one client or all alike, q_g counts every example once.
+    """
+    weighting = ExampleWeights(unit) if unit else None
+    return Method(Diagonal(), solver, Zero(), Average(), 0.0, tau, weighting=weighting, name="fedivon")
+
+
 def fedavg(solver: SGD = SGD()) -> Method:
     """Local training and an average by number of examples (McMahan et al. 2017).
 
@@ -214,7 +228,7 @@ def fedlap_cov(delta: float = 1.0, damping: float = 0.1, tau: float = 1.0, solve
     return replace(pvi(Diagonal(), solver, damping, tau), delta=delta, name="fedlap-cov")
 
 
-_FOR_NETWORKS = ivon_admm, ivon_pvi, fedavg, fedprox, feddyn, fedadmm, scaffold, fedlap, fedlap_cov, admm
+_FOR_NETWORKS = ivon_admm, ivon_pvi, fedivon, fedavg, fedprox, feddyn, fedadmm, scaffold, fedlap, fedlap_cov, admm
 _OTHERS = preconditioned_admm, newton_admm, pvi, ama, bregman_admm, blr
 METHODS: dict[str, Callable[..., Method]] = {
     function.__name__.replace("_", "-"): function for function in (*_FOR_NETWORKS, *_OTHERS)

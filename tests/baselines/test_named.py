@@ -19,7 +19,7 @@ def test_who_stays_away_keeps_every_bit_of_its_state(name, engine):
     losses = networks()
     method = resolved(name, losses)
     server, store = begin(method, losses.network.initial(), NUM)
-    assert bool(store.names) == (name not in ("fedavg", "fedprox"))  # the two without client state
+    assert bool(store.names) == (name not in ("fedivon", "fedavg", "fedprox"))  # those without client state
     for number, clients in enumerate([[0, 1, 2, 3, 4], [1, 3], [4], [0, 2, 4], [2]]):
         before = store.read(torch.arange(NUM))
         server, _ = ENGINES[engine](method, server, store, losses.at(number), torch.tensor(clients), 2)

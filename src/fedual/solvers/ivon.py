@@ -38,8 +38,10 @@ class IVON(Stepper):
         beta1: Decay of the momentum g, which is carried from round to round.
         beta2: Decay of the curvature h.
         clip: The preconditioned step of each parameter is limited to ±clip, before the learning rate; 0 is no limit.
-        weight_decay: ½ weight_decay ‖θ‖² is added to a client's mean loss.
+        weight_decay: ½ weight_decay ‖θ‖² is added to a client's mean loss. With ρ = 0 it is the whole prior: δ =
+            weight_decay and m_p = 0, with λ = N_k/τ, while q starts at q_g all the same.
         debias: Divide g by 1 − β₁ᵗ, t counted over all rounds.
+        restart: Begin each round with g = 0 and t = 0, so that clients keep nothing.
         hold: An extension of Algorithm 2: the fraction of the proximal term that holds the mean to m_g at least. Where
             a multiplier outweighs the proximal term, u > δ, nothing else does, and the mean runs away. With a hold θ
             its pull is max(δ − u, θδ) around m_p; h, and where the federation comes to rest, stay the same.
@@ -54,6 +56,7 @@ class IVON(Stepper):
     weight_decay: float | HiddenDecay = 0.0
     debias: bool = True
     hold: float = 0.0
+    restart: bool = False
 
     def __post_init__(self) -> None:
         for name in ("lr", "h0"):
@@ -80,15 +83,15 @@ class IVON(Stepper):
         if not isinstance(family, Diagonal):
             raise InputError(f"IVON works on Diagonal Gaussians, not on {family}.")
         momentum = prior.new_zeros(num_clients, prior.shape[-1])
-        return {"momentum": momentum, "steps": momentum.new_zeros(num_clients)}
+        return {} if self.restart else {"momentum": momentum, "steps": momentum.new_zeros(num_clients)}
 
     def begin(self, problem: Subproblem) -> Variables:
         """q_k = q_g, or the network's initialisation with h = h0 in the first round."""
-        if problem.rho == 0:
-            raise InputError("rho = 0: IVON needs a proximal term, its prior is q_g.")
+        if problem.rho == self.weight_decay == 0:
+            raise InputError("rho = 0 and weight_decay = 0: IVON needs a prior, q_g by rho or one by weight_decay.")
         losses = problem.losses
         offset, slope = quadratic(problem)
-        ess = 1 / (problem.rho * scale(problem))
+        ess = 1 / ((problem.rho or 1.0) * scale(problem))
         mean, curvature = start_mean(problem), Diagonal().precision(problem.lam_g) / ess
         pull = slope
         if self.hold:  # curvature is δ = s_g/λ here
@@ -102,10 +105,12 @@ class IVON(Stepper):
         clip = self.clip
         limit = clip.limit(losses, mean, lr) if isinstance(clip, StepLimit) else torch.full_like(ess, clip or torch.inf)
         if problem.start is not None:
+            curvature = curvature if problem.rho else slope.expand_as(curvature)  # δ
             curvature = curvature + (self.h0.h0(losses, mean, ess) if isinstance(self.h0, InitialNoise) else self.h0)
         variables = {"mean": mean, "curvature": curvature, "ess": ess, "lr": lr}  # curvature is h + δ from here on
         variables |= {"offset": offset, "slope": slope, "limit": limit} | ({"pull": pull} if self.hold else {})
-        return variables | {name: value.clone() for name, value in problem.carry.items()}  # steps are taken in place
+        carry = problem.carry or {"momentum": torch.zeros_like(mean), "steps": mean.new_zeros(len(mean))}
+        return variables | {name: value.clone() for name, value in carry.items()}  # steps are taken in place
 
     def place(self, variables: Variables, noise: Tensor) -> Tensor:
         """θ = m + σε, σ = 1/√(λ (h + δ))."""
@@ -137,5 +142,5 @@ class IVON(Stepper):
         fraction = lambda where: where.to(lam.dtype).mean(1)
         limited = fraction(self._direction(variables).abs() > variables["limit"])
         held = fraction(variables["pull"] > variables["slope"]) if self.hold else 0.0
-        carry = {"momentum": variables["momentum"], "steps": variables["steps"]}
+        carry = {name: variables[name] for name in problem.carry}
         return Solution(lam, carry, guards=Guards(limited, held))
