@@ -112,20 +112,21 @@ class TestHistory:
         assert "nll_mc" not in run.history[-1]  # a point estimate has no figures under q
 
     @pytest.mark.parametrize(
-        ("method", "rows", "uploads"),
+        ("method", "rows", "uploads", "downloads"),
         [
-            (methods.ivon_admm(), 2, 1),
-            (methods.feddyn(), 1, 1),
-            (replace(methods.ivon_admm(), dual=Expectation(0.1)), 2, 2),
+            (methods.ivon_admm(), 2, 1, 1),
+            (methods.feddyn(), 1, 1, 1),
+            (replace(methods.ivon_admm(), dual=Expectation(0.1)), 2, 2, 1),
+            (methods.scaffold(), 1, 2, 2),
         ],
     )
-    def test_bytes_are_those_of_the_vectors_that_travel(self, method, rows, uploads):
+    def test_bytes_are_those_of_the_vectors_that_travel(self, method, rows, uploads, downloads):
         clients = [(x.float(), y) for x, y in pairs()]
         for participation, active in ((1.0, 4), (0.5, 2)):
             run = train(method, model=mlp().float(), clients=clients, participation=participation)
             for record in run.history:
                 assert record["active"] == active
-                assert record["bytes_down"] == active * rows * DIM * 4
+                assert record["bytes_down"] == active * downloads * rows * DIM * 4
                 assert record["bytes_up"] == record["counted"] * uploads * rows * DIM * 4
 
     def test_residuals_of_a_method_that_remembers_its_clients(self):

@@ -18,10 +18,12 @@ from fedual.algorithm import (
     Average,
     Blend,
     Consensus,
+    ControlVariate,
     ExampleWeights,
     Expectation,
     Extrapolation,
     Gradient,
+    Mean,
     Method,
     Natural,
     Relax,
@@ -86,11 +88,13 @@ PARTS: dict[type, st.SearchStrategy] = {
     Natural: st.builds(Natural, positive),
     Expectation: st.builds(Expectation, positive),
     Gradient: st.builds(Gradient),
+    ControlVariate: st.builds(ControlVariate),
     Zero: st.builds(Zero),
     Blend: st.builds(Blend, none | fraction),
     Relax: st.builds(Relax, fraction),
     Average: st.builds(Average),
     Consensus: st.builds(Consensus),
+    Mean: st.builds(Mean, positive),
     Track: st.builds(Track, positive),
     Extrapolation: st.builds(Extrapolation, st.floats(1e-300, 1, exclude_max=True)),
     ExampleWeights: st.builds(ExampleWeights, positive),
@@ -121,6 +125,7 @@ sgd: dict[str, st.SearchStrategy] = {
     "proximal": st.sampled_from(["squared", "norm"]),
 }
 laplace = sgd | {"proximal": st.just("squared")}
+plain = sgd | {"optimiser": st.just("sgd"), "momentum": zero}
 ivon: dict[str, st.SearchStrategy] = {
     "lr": positive | PARTS[RoundRate],
     "samples": count,
@@ -131,6 +136,7 @@ ivon: dict[str, st.SearchStrategy] = {
     "weight_decay": zero | positive | PARTS[HiddenDecay],
     "debias": st.booleans(),
     "hold": zero | fraction,
+    "restart": st.booleans(),
 }
 point: dict[str, st.SearchStrategy] = {
     "optimiser": st.sampled_from(["newton", "lbfgs", "gradient"]),
@@ -154,8 +160,8 @@ METHOD = st.builds(
     Method,
     family=one_of(Bernoulli, Diagonal, Full, Gamma, Isotropic, FixedPrecision),
     solver=one_of(AtServer, Exact, Point, BLR, VON, SGD, Laplace, IVON),
-    dual=one_of(Natural, Expectation, Gradient, Zero),
-    server=one_of(Blend, Relax, Average, Consensus, Track),
+    dual=one_of(Natural, Expectation, Gradient, ControlVariate, Zero),
+    server=one_of(Blend, Relax, Average, Consensus, Mean, Track),
     rho=zero | positive,
     tau=positive,
     mean_loss=st.booleans(),
@@ -189,7 +195,7 @@ NAMED: dict[str, Method] = {
 def specs(draw: st.DrawFn) -> MethodSpec:
     """A name with any of its settings."""
     name = draw(st.sampled_from(methods.NETWORKS))
-    solver = ivon if name.startswith("ivon") else laplace if name == "fedlap-cov" else sgd
+    solver = ivon if "ivon" in name else {"fedlap-cov": laplace, "scaffold": plain}.get(name, sgd)
     return MethodSpec(
         name, draw(st.fixed_dictionaries({}, optional={key: (solver | own)[key] for key in methods.settings(name)}))
     )

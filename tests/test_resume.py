@@ -39,6 +39,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ivon-admm": {},
     "feddyn": {"participation": 0.5},
     "fedadmm": {"chunk": 2},
+    "fedivon": {"participation": 0.5},
+    "scaffold": {"participation": 0.5},
 }
 SOURCE = str(Path(fedual.__file__).parent)
 FILES = tuple(str(module.__file__) for module in (folder, atomic, checkpoint, shutil))

@@ -28,6 +28,7 @@ from fedual.solvers import SGD
 METHODS = {
     "ivon-admm": methods.spec("ivon-admm", lr=0.05, beta1=0.83, beta2=0.99),
     "fedavg": methods.fedavg(SGD(lr=0.05, beta1=0.83)),
+    "scaffold": methods.scaffold(solver=SGD(lr=0.05, optimiser="sgd", weight_decay=0.013)),
     "fedlap": methods.fedlap(delta=2.0, solver=SGD(lr=0.05, beta1=0.83, proximal="norm")),
 }
 """Settings of this file alone: what is compiled is kept for each stepper."""
@@ -71,8 +72,9 @@ def differ(one: Run, other: Run) -> float:
     [
         ("ivon-admm", ("shared", "independent")),
         pytest.param("fedlap", ("shared",), marks=pytest.mark.slow),
+        pytest.param("scaffold", ("shared",), marks=pytest.mark.slow),
     ],
-    ids=["ivon", "adam"],
+    ids=["ivon", "adam", "scaffold"],
 )
 def test_compiled_as_it_is_and_as_one_by_one(caplog, name, noises):
     """Three rounds, in one test because they share what takes seconds to compile."""

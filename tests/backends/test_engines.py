@@ -23,7 +23,9 @@ def close(one, other):
     assert float((one - other).abs().max() / scale) < 1e-9
 
 
-@pytest.mark.parametrize("name", rest_slow(methods.NETWORKS, "ivon-admm", "fedavg", "feddyn", "fedlap-cov"))
+@pytest.mark.parametrize(
+    "name", rest_slow(methods.NETWORKS, "ivon-admm", "fedivon", "fedavg", "scaffold", "fedlap-cov")
+)
 @pytest.mark.parametrize("dropout", rest_slow([0.0, 0.4], 0.4))
 def test_together_as_one_by_one(name, dropout):
     """More than 100 steps of the largest client, on clients of 1 to 33 examples, in any chunks."""

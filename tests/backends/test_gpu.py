@@ -10,7 +10,8 @@ from fedual import methods
 from fedual.run import Run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-METHODS = {"ivon-admm": methods.spec("ivon-admm", rho=0.5), "fedavg": "fedavg", "fedlap-cov": "fedlap-cov"}
+METHODS = {name: name for name in ("fedivon", "fedavg", "scaffold", "fedlap-cov")}
+METHODS |= {"ivon-admm": methods.spec("ivon-admm", rho=0.5)}
 
 
 def examples(size: int, seed: int):

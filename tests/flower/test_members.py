@@ -12,13 +12,14 @@ from federation import EXACT, GAMMA, RHO, Federation, is_train
 from slow import rest_slow
 from torch.testing import assert_close
 
-from fedual.algorithm import Average, Consensus, Zero
+from fedual.algorithm import Average, Consensus, ControlVariate, Mean, Zero
 from fedual.errors import FedualError, InputError
 from fedual.families import Isotropic
-from fedual.flower import readmission
+from fedual.flower import readmission, wire
 from fedual.flower.ledger import Ledger
 from fedual.methods import fedadmm
 from fedual.rundir import RunDirectory
+from fedual.solvers import AtServer
 
 pytestmark = pytest.mark.usefixtures("clock")
 ALL = ["0", "1", "2"]
@@ -220,6 +221,18 @@ def test_feddyn_divides_by_the_clients_that_did_not_leave(sites):
     assert_close(eta.sum(0), before.eta_sum)
     lam = lam_g + (c - eta) / RHO
     assert_close(after.lam_g, lam.mean(0) + eta_after.sum(0) / (RHO * 2))
+
+
+def test_the_mean_of_the_duals_is_that_of_the_clients_that_did_not_leave(sites):
+    """SCAFFOLD's −c, which clients are sent; here η_k is −∇_μ E[ℓ_k] = c_k of the conjugate loss."""
+    sites.method = replace(EXACT, solver=AtServer(), dual=ControlVariate(), server=Mean())
+    sites.grid.apps = {100 + k: sites.node(k) for k in range(3)}
+    asked = lambda: [wire.tensors_of(message.content)["eta_mean"] for message in sites.grid.sent if is_train(message)]
+    sites.run(2)
+    assert not asked()[0].any()
+    assert_close(asked()[-1], sites.c.mean(0))
+    sites.run(3, forget=["1"])
+    assert_close(asked()[-1], sites.c[[0, 2]].mean(0))
 
 
 def test_a_method_without_a_dual_has_nothing_to_count(sites):

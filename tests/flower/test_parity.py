@@ -195,9 +195,14 @@ def test_conjugate_losses_need_one_round_at_rho_1_over_K(tmp_path):
     assert first["dual"] == pytest.approx(float((problem.pooled - problem.prior).norm()), rel=1e-9)
 
 
-@pytest.mark.parametrize(("name", "up", "first"), [("ivon-admm", 2, 2 + 1), ("fedavg", 1, 1 + 1), ("fedadmm", 2, 2)])
+@pytest.mark.parametrize(("name", "up", "first"), [
+    ("ivon-admm", 2, 2 + 1), ("fedivon", 2, 2 + 1), ("fedavg", 1, 1 + 1), ("fedadmm", 2, 2), ("scaffold", 2, 2 + 1),
+])  # fmt: skip
 def test_one_vector_up_and_one_down(tmp_path, name, up, first):
-    """2P numbers for `Diagonal`; the initialisation comes down until the server has moved, for FedADMM always."""
+    """2P numbers for `Diagonal` and, with a control variate, SCAFFOLD.
+
+    The initialisation comes down until the server has moved, for FedADMM always.
+    """
     server, found = deployed(tmp_path, 3, name, **LOCAL)
     numbers = server.network.dim if server.network else 0
     header = 256  # at most, for each array
