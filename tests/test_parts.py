@@ -197,7 +197,7 @@ def specs(draw: st.DrawFn) -> MethodSpec:
     name = draw(st.sampled_from(methods.NETWORKS))
     solver = ivon if "ivon" in name else {"fedlap-cov": laplace, "scaffold": plain}.get(name, sgd)
     return MethodSpec(
-        name, draw(st.fixed_dictionaries({}, optional={key: (solver | own)[key] for key in methods.settings(name)}))
+        name, draw(st.fixed_dictionaries({}, optional={key: (own | solver)[key] for key in methods.settings(name)}))
     )
 
 

@@ -199,12 +199,13 @@ def fedadmm(rho: float = 0.01, server_step: float = 1.0, solver: SGD = SGD()) ->
     return Method(Isotropic(1.0), solver, Natural(rho), Track(server_step), rho, mean_loss=True, name="fedadmm")
 
 
-def scaffold(server_step: float = 1.0, solver: SGD = SGD(lr=0.1, optimiser="sgd")) -> Method:
+def scaffold(server_step: float = 1.0, solver: SGD = SGD(lr=1.0, optimiser="sgd", max_norm=1.0)) -> Method:
     """SCAFFOLD: steps along g − c_k + c, where c_k estimates client k's gradient (Karimireddy et al. 2020).
 
     Equivalence: c_k = −η_k and c = −mean_k η_k. Option II, c_k ← c_k − c + (θ_g − θ_k)/(S lr), is the mean gradient of
     the S steps. Full batches: at a fixed point Σ_k ∇L_k(θ_g) = 0 as with `feddyn`, however many steps clients take; one
-    step and everybody in every round is gradient descent on the mean of the clients' mean losses.
+    step and everybody in every round is gradient descent on the mean of the clients' mean losses. All of this without
+    `max_norm`, which is not in the paper: with it g − c_k + c is clipped, and c_k still follows option II.
     """
     if solver.optimiser != "sgd" or solver.momentum:
         chosen = f"optimiser = {solver.optimiser!r} and momentum = {solver.momentum:g}"

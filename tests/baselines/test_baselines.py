@@ -147,9 +147,10 @@ class TestScaffold:
     def test_it_is_algorithm_1_with_option_2(self, step, engine, plan):
         agree(trained(methods.scaffold(step, self.GD), PLANS[plan], engine), papers.scaffold(0.1, step, PLANS[plan]))
 
+    @pytest.mark.parametrize("max_norm", [None, 0.1])
     @pytest.mark.parametrize("engine", ENGINES)
-    def test_minibatches_of_clients_with_unequal_numbers_of_steps(self, engine):
-        """As printed, client by client, on a network; under a schedule lr is that of the round."""
+    def test_minibatches_of_clients_with_unequal_numbers_of_steps(self, engine, max_norm):
+        """As printed but for the clipping, client by client, on a network; under a schedule lr is that of the round."""
         losses, plan = networks(), [[0, 1, 2, 3, 4], [0, 3], [1, 2, 4], [0, 2], [0, 1, 2, 3, 4]]
         count, x = len(losses), losses.network.initial()
         server, store = begin(methods.scaffold(0.9), x, count)
@@ -157,12 +158,13 @@ class TestScaffold:
         assert len(set(losses.steps)) > 2
         for number, s in enumerate(plan):
             now, lr, change = losses.at(number), 0.2 / (1 + number), torch.zeros(2, losses.dim)
-            method = methods.scaffold(0.9, SGD(lr=lr, optimiser="sgd"))
+            method = methods.scaffold(0.9, SGD(lr=lr, optimiser="sgd", max_norm=max_norm))
             server, _ = ENGINES[engine](method, server, store, now, torch.tensor(s), 2)
             for i in s:
                 y = x
                 for t in range(now.steps[i]):
-                    y = y - lr * (now[[i]].gradient(y[None], t)[0] - c_i[i] + c)
+                    g = now[[i]].gradient(y[None], t)[0] - c_i[i] + c
+                    y = y - lr * g * min(1.0, (max_norm or torch.inf) / float(g.norm()))
                 c_plus = c_i[i] - c + (x - y) / (now.steps[i] * lr)
                 change += torch.stack([y - x, c_plus - c_i[i]])
                 c_i[i] = c_plus
