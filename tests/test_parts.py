@@ -52,6 +52,7 @@ from fedual.solvers import (
     VON,
     AtServer,
     Exact,
+    FreshIVON,
     HiddenDecay,
     InitialNoise,
     Laplace,
@@ -136,7 +137,6 @@ ivon: dict[str, st.SearchStrategy] = {
     "weight_decay": zero | positive | PARTS[HiddenDecay],
     "debias": st.booleans(),
     "hold": zero | fraction,
-    "restart": st.booleans(),
 }
 point: dict[str, st.SearchStrategy] = {
     "optimiser": st.sampled_from(["newton", "lbfgs", "gradient"]),
@@ -155,11 +155,12 @@ PARTS |= {
     SGD: st.builds(SGD, **sgd),
     Laplace: st.builds(Laplace, **laplace),
     IVON: st.builds(IVON, **ivon),
+    FreshIVON: st.builds(FreshIVON, **ivon),
 }
 METHOD = st.builds(
     Method,
     family=one_of(Bernoulli, Diagonal, Full, Gamma, Isotropic, FixedPrecision),
-    solver=one_of(AtServer, Exact, Point, BLR, VON, SGD, Laplace, IVON),
+    solver=one_of(AtServer, Exact, Point, BLR, VON, SGD, Laplace, IVON, FreshIVON),
     dual=one_of(Natural, Expectation, Gradient, ControlVariate, Zero),
     server=one_of(Blend, Relax, Average, Consensus, Mean, Track),
     rho=zero | positive,
@@ -284,6 +285,7 @@ class Halving:
 
     part: float = 0.5
     uploads: ClassVar[int] = 2
+    centred: ClassVar[bool] = False
 
     def __call__(self, problem, solution):
         return self.part * problem.eta

@@ -11,7 +11,7 @@
 | `blr`                 | any               | AtServer     | –        | Gradient()        | Relax(β)            |
 | `ivon_admm`           | Diagonal          | IVON         | ρ        | Natural(damping·ρ)| Blend()             |
 | `ivon_pvi`            | Diagonal          | IVON         | 1        | Natural(damping)  | Blend(1)            |
-| `fedivon`             | Diagonal          | IVON         | 0        | Zero()            | Average()           |
+| `fedivon`             | Diagonal          | FreshIVON    | 0        | Zero()            | Average()           |
 | `fedavg`              | Isotropic(1)      | SGD          | 0        | Zero()            | Average()           |
 | `fedprox`             | Isotropic(1)      | SGD          | ρ        | Zero()            | Average()           |
 | `feddyn`              | Isotropic(1)      | SGD          | ρ        | Natural(damping·ρ)| Consensus()         |
@@ -40,7 +40,7 @@ from fedual.algorithm.servers import Average, Blend, Consensus, Mean, Relax, Tra
 from fedual.errors import InputError, hint, require_positive
 from fedual.families import Delta, Diagonal, Family, FixedPrecision, Full, Isotropic, Rule
 from fedual.parts import Versioned
-from fedual.solvers import IVON, SGD, VON, AtServer, Laplace, Point, Stepper
+from fedual.solvers import IVON, SGD, VON, AtServer, FreshIVON, Laplace, Point, Stepper
 
 
 def admm(rho: float = 1.0, delta: float = 1.0, solver: Solver = Point(), tau: float = 1.0) -> Method:
@@ -147,9 +147,7 @@ def ivon_pvi(damping: float = 1.0, delta: float = 1.0, tau: float = 1.0, solver:
     return replace(pvi(Diagonal(), solver, damping, tau), delta=delta, name="ivon-pvi")
 
 
-def fedivon(
-    tau: float = 1.0, unit: float = 0.0, solver: IVON = IVON(lr=0.1, h0=0.1, weight_decay=1e-4, restart=True)
-) -> Method:
+def fedivon(tau: float = 1.0, unit: float = 0.0, solver: IVON = FreshIVON(0.1, h0=0.1, weight_decay=1e-4)) -> Method:
     """FedIvon: clients run IVON from q_g, and the server averages natural parameters (Pal et al. 2025).
 
     Equivalence: by number of examples, s_g = mean s_k and m_g = mean(s_k m_k)/s_g. Each client has IVON's own prior,
@@ -204,8 +202,8 @@ def scaffold(server_step: float = 1.0, solver: SGD = SGD(lr=1.0, optimiser="sgd"
 
     Equivalence: c_k = −η_k and c = −mean_k η_k. Option II, c_k ← c_k − c + (θ_g − θ_k)/(S lr), is the mean gradient of
     the S steps. Full batches: at a fixed point Σ_k ∇L_k(θ_g) = 0 as with `feddyn`, however many steps clients take; one
-    step and everybody in every round is gradient descent on the mean of the clients' mean losses. All of this without
-    `max_norm`, which is not in the paper: with it g − c_k + c is clipped, and c_k still follows option II.
+    step and everybody in every round is gradient descent on the mean of their mean losses. With `max_norm`, which is
+    not in the paper, g − c_k + c is clipped, and c_k still follows option II.
     """
     if solver.optimiser != "sgd" or solver.momentum:
         chosen = f"optimiser = {solver.optimiser!r} and momentum = {solver.momentum:g}"

@@ -13,10 +13,10 @@ from fedual.errors import InputError
 from fedual.families import Diagonal
 from fedual.networks import Minibatches
 from fedual.run import ENGINES
-from fedual.solvers import IVON
+from fedual.solvers import IVON, FreshIVON
 
 LR, H0, DELTA, BETA1, BETA2 = 0.05, 0.3, 0.02, 0.9, 0.99
-SOLVER = IVON(LR, h0=H0, beta1=BETA1, beta2=BETA2, clip=0.0, weight_decay=DELTA, restart=True)
+SOLVER = FreshIVON(LR, h0=H0, beta1=BETA1, beta2=BETA2, clip=0.0, weight_decay=DELTA)
 PLANS = [[[0, 1, 2, 3, 4]] * 4, [[0, 3], [1, 2, 4], [2], [0, 1, 2, 3, 4]]]
 
 
@@ -86,7 +86,7 @@ def test_without_a_unit_a_client_has_the_ess_of_its_examples():
 
 def test_without_any_prior_it_is_refused():
     losses = networks()
-    method = methods.fedivon(solver=IVON(restart=True))
+    method = methods.fedivon(solver=IVON())
     server, store = begin(method, losses.network.initial(), NUM)
     with pytest.raises(InputError, match="rho = 0 and weight_decay = 0: IVON needs a prior"):
         ENGINES["vectorised"](method, server, store, losses, torch.arange(NUM), 5)

@@ -5,7 +5,7 @@ from fedual.solvers.adaptive import HiddenDecay, InitialNoise, RoundRate, RoundR
 from fedual.solvers.base import Loss, Stack
 from fedual.solvers.blr import BLR, AtServer
 from fedual.solvers.exact import Conjugate, Exact
-from fedual.solvers.ivon import IVON
+from fedual.solvers.ivon import IVON, FreshIVON
 from fedual.solvers.laplace import Laplace
 from fedual.solvers.linear import Linear
 from fedual.solvers.point import Point
@@ -14,9 +14,9 @@ from fedual.solvers.stepper import Stepper
 from fedual.solvers.von import VON
 
 __all__ = [
-    "BLR", "IVON", "SGD", "VON", "AtServer", "Conjugate", "Exact", "HiddenDecay", "InitialNoise", "Laplace", "Linear",
-    "Loss", "Point", "RoundRate", "RoundReach", "Stack", "StepLimit", "Stepper",
+    "BLR", "IVON", "SGD", "VON", "AtServer", "Conjugate", "Exact", "FreshIVON", "HiddenDecay", "InitialNoise",
+    "Laplace", "Linear", "Loss", "Point", "RoundRate", "RoundReach", "Stack", "StepLimit", "Stepper",
 ]  # fmt: skip
 
-register(AtServer, BLR, Exact, IVON, Laplace, Point, SGD, VON)
+register(AtServer, BLR, Exact, FreshIVON, IVON, Laplace, Point, SGD, VON)
 register(HiddenDecay, InitialNoise, RoundRate, RoundReach, StepLimit)

@@ -24,6 +24,7 @@ from fedual.algorithm.method import Carry, Guards, Solution, Subproblem
 from fedual.errors import InputError, require_count, require_positive, require_share
 from fedual.families import Diagonal, Family
 from fedual.solvers.adaptive import HiddenDecay, InitialNoise, RoundRate, StepLimit
+from fedual.solvers.base import Stateless
 from fedual.solvers.stepper import Schedule, Stepper, Variables, quadratic, scale, start_mean
 
 
@@ -41,7 +42,6 @@ class IVON(Stepper):
         weight_decay: ½ weight_decay ‖θ‖² is added to a client's mean loss. With ρ = 0 it is the whole prior: δ =
             weight_decay and m_p = 0, with λ = N_k/τ, while q starts at q_g all the same.
         debias: Divide g by 1 − β₁ᵗ, t counted over all rounds.
-        restart: Begin each round with g = 0 and t = 0, so that clients keep nothing.
         hold: An extension of Algorithm 2: the fraction of the proximal term that holds the mean to m_g at least. Where
             a multiplier outweighs the proximal term, u > δ, nothing else does, and the mean runs away. With a hold θ
             its pull is max(δ − u, θδ) around m_p; h, and where the federation comes to rest, stay the same.
@@ -56,7 +56,6 @@ class IVON(Stepper):
     weight_decay: float | HiddenDecay = 0.0
     debias: bool = True
     hold: float = 0.0
-    restart: bool = False
 
     def __post_init__(self) -> None:
         for name in ("lr", "h0"):
@@ -83,7 +82,7 @@ class IVON(Stepper):
         if not isinstance(family, Diagonal):
             raise InputError(f"IVON works on Diagonal Gaussians, not on {family}.")
         momentum = prior.new_zeros(num_clients, prior.shape[-1])
-        return {} if self.restart else {"momentum": momentum, "steps": momentum.new_zeros(num_clients)}
+        return {"momentum": momentum, "steps": momentum.new_zeros(num_clients)}
 
     def begin(self, problem: Subproblem) -> Variables:
         """q_k = q_g, or the network's initialisation with h = h0 in the first round."""
@@ -144,3 +143,8 @@ class IVON(Stepper):
         held = fraction(variables["pull"] > variables["slope"]) if self.hold else 0.0
         carry = {name: variables[name] for name in problem.carry}
         return Solution(lam, carry, guards=Guards(limited, held))
+
+
+@dataclass(frozen=True)
+class FreshIVON(Stateless, IVON):
+    """IVON that begins each round with g = 0 and t = 0, so that clients keep nothing."""
