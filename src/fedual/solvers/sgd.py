@@ -27,7 +27,9 @@ class SGD(Stepper):
     Args:
         optimiser: "adam" or "sgd".
         momentum: Of "sgd": velocity ← momentum · velocity + gradient.
-        beta1, beta2, eps: Of "adam".
+        beta1: Decay of Adam's first moment.
+        beta2: Decay of Adam's second moment.
+        eps: Added to the root of Adam's second moment.
         weight_decay: Adds weight_decay · m to the gradient of the mean loss (after `max_norm`, as in PyTorch).
         max_norm: A client's whole gradient is scaled down to this norm; None is no limit.
         proximal: "squared", or "norm" for ρδ/2 ‖m − m_g‖ in the place of ρδ/2 ‖m − m_g‖², which is what the paper's
