@@ -1,4 +1,4 @@
-"""Checks of a model, its data and its loss: before any training, they are tried on a batch."""
+"""Checks of a model, its data and its loss, which are tried on a batch before any training."""
 
 import logging
 import math
@@ -40,7 +40,7 @@ def check(losses: Minibatches, test: tuple[Tensor, Tensor] | None = None) -> Non
         sets.append(("The test set", *test, torch.arange(len(test[0]), device=test[1].device)))
     if losses.network.scale is None and not data.x.is_floating_point():
         for whose, x, _, rows in sets:
-            # of many embeddings in one call, an index too large for one would silently read the next one's row
+            # with many clients' embeddings in one call, an index that is too large would read the next client's row
             extremes = torch.stack([x[rows].amin(0), x[rows].amax(0)]).to(losses.network.device)
             _try(losses.network, extremes, True, f"{whose[0].lower()}{whose[1:]}'s least and largest inputs")
     outputs = _check_model(losses)
@@ -72,7 +72,7 @@ def rehearse(losses: Minibatches, curvature: bool) -> None:
 
 
 def _check_model(losses: Minibatches) -> torch.Size:
-    """Refuse models that draw random numbers, change buffers or couple examples; the shape of a batch's outputs."""
+    """Refuse models that draw random numbers, change buffers or couple examples; return the shape of the outputs."""
     network, data = losses.network, losses.data
     rows = lambda *index: losses.network.inputs(data.x[torch.tensor(index, device=data.x.device) % len(data.x)])
     batch = rows(*range(losses.batch_size))
@@ -92,7 +92,7 @@ def _check_model(losses: Minibatches) -> torch.Size:
 
 
 def _try(network: Network, x: Tensor, training: bool, whose: str) -> tuple[Tensor, list[torch.Size]]:
-    """Outputs and dropout's shapes of one forward pass, if it is a function of θ and x."""
+    """Outputs and dropout's shapes of one forward pass; refuse a model that is not a function of θ and x."""
     before = {name: value.clone() for name, value in network.model.named_buffers()}
     states = lambda: [torch.get_rng_state()] + ([torch.cuda.get_rng_state(x.device)] if x.is_cuda else [])
     state = states()

@@ -96,13 +96,13 @@ class Network:
         return self
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Stored inputs as the network sees them: x/scale; unscaled integers (of an embedding) stay what they are."""
+        """Stored inputs as the network sees them: x/scale; unscaled integers (of an embedding) stay integers."""
         if self.scale is not None:
             return x.to(self.dtype) / self.scale
         return x.to(self.dtype) if x.is_floating_point() else x
 
     def initial(self) -> Tensor:
-        """θ as the module came, `(P,)`."""
+        """θ of the module that was given, `(P,)`."""
         return self._initial.clone()
 
     def split(self, theta: Tensor) -> dict[str, Tensor]:
