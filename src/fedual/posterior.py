@@ -1,7 +1,7 @@
 """What a run returns: a posterior over a network's parameters, to sample, predict with, save and load.
 
 A file is a sealed safetensors file (`fedual.rundir.checksum`): the tensor `lam`, the parameters and buffers that were
-not trained as `frozen.NAME`, and in the metadata, as JSON, all else that a prediction depends on.
+not trained as `frozen.NAME`, and everything else that a prediction depends on as JSON in the metadata.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""What the page says of one run: its last metrics, clients, calibration, most uncertain examples."""
+"""The page's sections about one run: its last metrics, clients, calibration, most uncertain examples."""
 
 import math
 import struct
