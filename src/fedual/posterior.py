@@ -170,7 +170,7 @@ class Posterior:
             if not config or config.get("model") not in MODELS:
                 name = repr(config["model"]) if config and "model" in config else "one without a name"
                 remedy = "give it, `load(path, model=…)` or --model module:function"
-                raise InputError(f"{path} is of a model that fedual does not have, {name}: {remedy}.")
+                raise InputError(f"{path} belongs to a model that fedual does not have, {name}: {remedy}.")
             model = build(config["model"], **settings).to(lam.dtype)
         elif not isinstance(model, nn.Module | Network):
             model = model(**settings)

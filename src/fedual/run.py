@@ -33,7 +33,7 @@ LARGEST_NLL = 1e4
 SHOWN = ("accuracy", "rmse", "loss", "nll")
 """The figures that summarise a run, as far as its loss has them."""
 PASS = 2**23
-"""How many input values a GPU evaluates at a time."""
+"""The number of input values that a GPU evaluates at a time."""
 
 Record = dict[str, Any]
 Callback = Callable[["Run", Record | None], None]

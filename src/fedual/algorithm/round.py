@@ -224,7 +224,7 @@ def _indices(active: Tensor | None, num_clients: int) -> Tensor:
         raise InputError(f"active = {active.tolist()}: give client numbers or a mask of booleans.")
     if active.dtype == torch.bool:
         if active.shape != (num_clients,):
-            raise InputError(f"active is a mask of shape {tuple(active.shape)} for {num_clients} clients.")
+            raise InputError(f"active is a mask {tuple(active.shape)}, not {(num_clients,)}: give one entry a client.")
         return active.nonzero()[:, 0]
     clients = active.long().unique()
     if len(clients) != active.numel() or not 0 <= int(clients[0]) <= int(clients[-1]) < num_clients:

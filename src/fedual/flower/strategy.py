@@ -134,7 +134,7 @@ class BayesianADMM(Strategy):
     ) -> Result:
         """Run all rounds; an interrupted run continues after its last round.
 
-        Of Flower's arguments after `grid` only `timeout` is used; the others were given to the constructor.
+        Flower's other arguments are ignored, except `timeout`: the constructor already has their values.
         """
         timeout = timeout or self.policy.timeout
         result = Result()

@@ -67,7 +67,7 @@ def rehearse(losses: Minibatches, curvature: bool) -> None:
         reason = str(error).splitlines()[0]
         raise InputError(
             f"The model cannot be trained for many clients at once ({reason}): avoid recurrent layers, writing into "
-            "tensors and branches on their values, or train one client at a time with engine='sequential'."
+            "tensors and branches on their values, or train one client at a time: Execution(engine='sequential')."
         ) from error
 
 
@@ -102,7 +102,7 @@ def _try(network: Network, x: Tensor, training: bool, whose: str) -> tuple[Tenso
         reason = str(error).splitlines()[0]
         raise InputError(
             f"The model cannot take {whose}, {x.dtype} {tuple(x.shape)} for a batch ({reason}): "
-            "reshape them, or set `scale` where integers stand for pixels."
+            "reshape them, or give Network(model, scale=…) if the integers are pixels."
         ) from error
     if not all(torch.equal(a, b) for a, b in zip(state, states(), strict=True)):
         raise InputError("The model draws random numbers in its forward pass: use only dropout, dropout1d/2d/3d.")
@@ -122,7 +122,7 @@ def _check_test(losses: Minibatches, x: Tensor, y: Tensor) -> None:
         raise InputError(f"The test set has {len(x)} inputs and {len(y)} targets: give one target to each.")
     if x.shape[1:] != losses.data.x.shape[1:] or x.dtype != losses.data.x.dtype:
         own, its = (f"{a.dtype} {tuple(a.shape[1:])}" for a in (x, losses.data.x))
-        raise InputError(f"An input of the test set is {own}, one of the clients {its}: make them the same.")
+        raise InputError(f"A test input is {own}, an input of the clients {its}: make them the same.")
     for what, values in (("inputs", x), ("targets", y)):
         if values.is_floating_point() and not values.isfinite().all():
             raise InputError(f"The test {what} contain NaN or infinity: clean the data first.")

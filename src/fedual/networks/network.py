@@ -162,7 +162,7 @@ def _trainable(parameters: dict[str, nn.Parameter], trainable: Trainable) -> lis
                 raise InputError(f"trainable names {prefix!r}, but the model has only {', '.join(parameters)}.")
         names = [name for name in parameters if any(covers(prefix, name) for prefix in wanted)]
     if not names:
-        raise InputError("The model has no trainable parameter: there is nothing to learn.")
+        raise InputError("The model has no trainable parameter: let one require a gradient, or name it in `trainable`.")
     if len({(parameters[name].dtype, parameters[name].device) for name in names}) > 1:
         raise InputError("The trainable parameters have several dtypes or devices: move the model to one of each.")
     return names

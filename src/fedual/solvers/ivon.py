@@ -78,7 +78,7 @@ class IVON(Stepper):
 
     def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
         if not isinstance(family, Diagonal):
-            raise InputError(f"IVON works on Diagonal Gaussians, not on {family}.")
+            raise InputError(f"IVON works on Diagonal Gaussians, not on {family}: use Diagonal().")
         momentum = prior.new_zeros(num_clients, prior.shape[-1])
         return {"momentum": momentum, "steps": momentum.new_zeros(num_clients)}
 

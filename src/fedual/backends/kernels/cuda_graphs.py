@@ -22,7 +22,7 @@ from fedual.networks.network import Network
 from fedual.solvers.stepper import Gradients, Stepper, Variables, aligned, segments, take
 
 FEW = 8
-"""Networks with at most so many convolutions train each client on a stream of its own; others use grouped ones."""
+"""Networks with at most this many convolutions train each client on a stream of its own; others use grouped ones."""
 SHRINK = 0.8
 """A graph for n clients serves down to about 0.8 n of them."""
 
