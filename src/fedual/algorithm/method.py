@@ -36,7 +36,7 @@ class Losses:
 
     @property
     def num_examples(self) -> Tensor:
-        """N_k, `(K,)`; 1 for each client unless a subclass knows better."""
+        """N_k, `(K,)`; 1 for each client unless a subclass overrides it."""
         return torch.ones(len(self))
 
     def __len__(self) -> int:

@@ -27,7 +27,7 @@ Sets = Annotated[
         "--set", metavar="KEY=VALUE", help="Change a setting: lr=0.01, train.batch_size=16, split.clients=20."
     ),
 ]
-Preset = Annotated[str | None, typer.Option(help="Named settings of the scenario, e.g. paper; or default: fedual's.")]
+Preset = Annotated[str | None, typer.Option(help="Named settings of the scenario, e.g. paper, or default.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Engine = Annotated[
     str, typer.Option(help="vectorised (all clients at once), sequential (one by one) or flower (Flower's simulation).")

@@ -103,7 +103,7 @@ class Diagonal(Gaussian):
         return finite(lam) & (lam[..., 1, :].amax(-1) < 0)
 
     def backtrack(self, lam: Tensor, target: Tensor) -> tuple[Tensor, float]:
-        """Move all coordinates except those that would lose over half of their precision; and the fraction that moved.
+        """Move all coordinates but those that would lose over half of their precision; return the moved fraction, too.
 
         With a single step size t, one coordinate would hold back all others. With a t for each coordinate, some would
         keep a small precision s, and their means λ[0]/s would diverge over the rounds.

@@ -122,7 +122,7 @@ def _check_test(losses: Minibatches, x: Tensor, y: Tensor) -> None:
         raise InputError(f"The test set has {len(x)} inputs and {len(y)} targets: give one target to each.")
     if x.shape[1:] != losses.data.x.shape[1:] or x.dtype != losses.data.x.dtype:
         own, its = (f"{a.dtype} {tuple(a.shape[1:])}" for a in (x, losses.data.x))
-        raise InputError(f"A test input is {own}, an input of the clients {its}: make them the same.")
+        raise InputError(f"An input of the test set is {own}, a client's {its}: make them the same.")
     for what, values in (("inputs", x), ("targets", y)):
         if values.is_floating_point() and not values.isfinite().all():
             raise InputError(f"The test {what} contain NaN or infinity: clean the data first.")

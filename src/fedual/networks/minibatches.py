@@ -181,7 +181,7 @@ class Minibatches(Batches):
     def uniforms(self, step: int, n: int) -> list[Tensor]:
         """The uniforms of the first n clients' dropout layers, one tensor `(n, B, ...)` a layer; empty without dropout.
 
-        All Monte-Carlo samples of a step share one draw.
+        All Monte-Carlo samples of a step share one draw of masks.
         """
         size = sum(shape.numel() for shape in self.dropout_shapes)
         if not size:

@@ -30,7 +30,7 @@ class BLR(Stateless):
     rule: Rule = GaussHermite(20)  # how E_q is computed
     beta: float = 1.0  # the (first) step size, in (0, 1]
     tol: float | None = None  # of the stopping rule; √eps of the dtype if None
-    max_steps: int = 200  # with fresh noise the number of steps; otherwise more raise `NotConvergedError`
+    max_steps: int = 200  # the number of steps with fresh noise; otherwise the limit (`NotConvergedError`)
     max_kl: float = 100.0  # KL(q ‖ q_g) in nats a parameter beyond which a client's problem counts as unbounded
 
     def __post_init__(self) -> None:

@@ -27,7 +27,9 @@ class SGD(Stepper):
     Args:
         optimiser: "adam" or "sgd".
         momentum: For "sgd": velocity ← momentum · velocity + gradient.
-        beta1, beta2, eps: For "adam".
+        beta1: For "adam": decay of the first moment.
+        beta2: For "adam": decay of the second moment.
+        eps: For "adam": added to the root of the second moment.
         weight_decay: Adds weight_decay · m to the gradient of the mean loss (after `max_norm`, as in PyTorch).
         max_norm: A client's whole gradient is scaled down to this norm; None is no limit.
         proximal: "squared", or "norm" for ρδ/2 ‖m − m_g‖ instead of ρδ/2 ‖m − m_g‖². The paper's baselines used the

@@ -151,7 +151,7 @@ def walk(
     advance: Callable[..., None] = advance,
     cut: Callable[[Tensor, int], Tensor] = lambda value, n: value[:n],
 ) -> Variables:
-    """Take all steps in place, for clients sorted by falling number of steps.
+    """Take all steps in place, for clients whose numbers of steps do not increase.
 
     With one sample a step, noise is drawn one step ahead. `advance` may be compiled; then `cut` gives it the first n
     rows of a tensor.
@@ -174,7 +174,7 @@ def walk(
 
 
 def segments(steps: list[int]) -> Iterator[tuple[int, range]]:
-    """Yield (n, the steps that exactly the first n clients take) for falling numbers of steps."""
+    """Yield (n, the steps that only the first n clients take), for numbers of steps that do not increase."""
     for n in range(len(steps), 0, -1):
         first = steps[n] if n < len(steps) else 0
         if first < steps[n - 1]:
