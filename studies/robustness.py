@@ -1,4 +1,4 @@
-"""How far from its settings IVON-ADMM still works: the paper's settings against the defaults.
+"""Robustness of IVON-ADMM to its settings: the paper's settings against the defaults.
 
 A trial multiplies ρ, γ, τ, lr and δ by factors drawn log-uniformly from [1/10, 10] and has 5 to 20 local epochs. The
 same factors are applied to the paper's settings and to the defaults. A trial learns from nine tenths of the training
@@ -61,7 +61,7 @@ def factors(count: int) -> list[dict[str, float]]:
 def scaled(settings: dict[str, Any], by: dict[str, float], federation: Federation) -> MethodSpec:
     """Return IVON-ADMM with the given settings, or its defaults, times the factors.
 
-    Where ρ or γ is a default, γ ends at ρ/3, as the rule for it says.
+    If ρ or γ is a default, γ is at most ρ/3, as its rule says.
     """
     rules = {name: rule.value(federation) for name, rule in RULES["ivon-admm"].items() if name not in settings}
     known = {**methods.settings("ivon-admm"), **rules, **settings}
@@ -98,7 +98,7 @@ def trial(name: str, preset: str, by: dict[str, float], device: str, root: Path 
 def run(
     out: Annotated[Path, typer.Option(help="JSON-lines file of the trials.")] = TRIALS,
     scenario: Annotated[list[str] | None, typer.Option(help="Repeatable.", show_default=", ".join(SCENARIOS))] = None,
-    preset: Annotated[list[str] | None, typer.Option(help="Repeatable.", show_default="paper, default")] = None,
+    preset: Annotated[list[str] | None, typer.Option(help="Repeatable.", show_default=", ".join(PRESETS))] = None,
     count: Annotated[int, typer.Option(help="Number of settings.")] = 60,
     part: Annotated[str, typer.Option(help="Share I/N of the work, for several processes.")] = "1/1",
     device: Device = "auto",

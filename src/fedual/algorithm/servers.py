@@ -1,5 +1,5 @@
 # ruff: noqa: D102 (`Server` documents `__call__`)
-"""The server's step: line 3 of Bayesian-ADMM (paper Eq. 17 in closed form, Eq. 51), and its rivals'."""
+"""The server's step: line 3 of Bayesian-ADMM (paper Eq. 17 in closed form, Eq. 51), and of other methods."""
 
 from dataclasses import dataclass
 from typing import ClassVar
