@@ -89,7 +89,8 @@ def trial(name: str, preset: str, by: dict[str, float], device: str, root: Path 
         )  # fmt: skip
         last = run.history[-1]
     except DivergedError as error:
-        last = {"round": getattr(error.run, "round", None), "accuracy": None, "nll": None, "stopped": str(error)}
+        ended = error.run.server.round if error.run else None
+        last = {"round": ended, "accuracy": None, "nll": None, "stopped": str(error)}
     kept = {key: last[key] for key in ("round", "accuracy", "nll", "limited", "held", "stopped") if key in last}
     return {"scenario": name, "preset": preset, "factors": by, **kept}
 
