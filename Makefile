@@ -11,8 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE  # the tests start many processes: without a ca
 demo: .venv/.demo  ## train a posterior on ten clients with scikit-learn's digits: no download, under a minute
 	$(BIN)/fedual run
 
-test: .venv/.dev  ## lint, type check, one deployment on Flower, the quick tests: under 5 minutes on two cores
-	$(MAKE) --no-print-directory -j 2 lint deployment
+test: .venv/.dev  ## lint, types, docs, one deployment on Flower, the quick tests: under 5 minutes on two cores
+	$(MAKE) --no-print-directory -j 2 lint docs deployment
 	$(BIN)/python -m pytest -n 2
 
 test-all: .venv/.dev lint  ## types of the tests, too, slow tests, and all those with real Flower processes on 127.0.0.1

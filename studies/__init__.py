@@ -1,1 +1,1 @@
-"""The study that reproduces the paper, run from a clone: `python -m studies --help`. It is no part of the library."""
+"""The study that reproduces the paper, run from a clone: `python -m studies --help`. It is not part of the library."""

@@ -89,7 +89,7 @@ class Block(NamedTuple):
 def published(name: str) -> dict[str, Any]:
     """Return the paper's results of a table, by scenario, row and metric@round."""
     found = json.loads((Path(__file__).parent / "paper.json").read_text(encoding="utf-8"))
-    if name == "defaults":  # it has the scenarios of these tables
+    if name == "defaults":  # its scenarios are those of these tables
         return {key: value for table in ("table1", "table2", "table3") for key, value in found[table].items()}
     return found.get(name, {})
 
@@ -134,7 +134,7 @@ def verdict(metric: str, ours: float, paper: tuple[float, float], digits: int) -
 
 
 def best(found: Block, metric: str, round: int) -> list[Row]:
-    """Return the best row, then those that cannot be told from it; `central` and diverged runs do not take part."""
+    """Return the best row, then those not significantly worse; `central` and diverged runs are excluded."""
     rows = {
         row: figures[metric, round]
         for row, figures in found.ours.items()

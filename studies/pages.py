@@ -123,7 +123,7 @@ def _curves(name: str, found: Sequence[Record]) -> dict[str, Drawing]:
 
 
 def _runtimes(found: Sequence[Record]) -> dict[str, Drawing]:
-    """Draw the times of a round beside FedAvg's: of runs on the machine that most of FedAvg's runs had."""
+    """Draw the times of a round beside FedAvg's, of runs on the machine that most FedAvg runs used."""
     mine = [record for record in found if not record["variant"]]
     unit: dict[str, list[str]] = {}
     for record in mine:

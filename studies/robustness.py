@@ -1,4 +1,4 @@
-"""How far from its settings IVON-ADMM still works: the paper's settings against the defaults.
+"""Robustness of IVON-ADMM to its settings: the paper's settings against the defaults.
 
 A trial multiplies ρ, γ, τ, lr and δ by factors drawn log-uniformly from [1/10, 10] and has 5 to 20 local epochs. The
 same factors are applied to the paper's settings and to the defaults. A trial learns from nine tenths of the training
@@ -27,7 +27,7 @@ from fedual.rundir.jsonable import without_nan
 from fedual.scenarios import load
 from fedual.scenarios.federation import materialise
 from fedual.settings import split
-from studies.figures.common import BLUE, FAINT, GREEN, ORANGE, RED, canvas
+from studies.figures.common import BLUE, FAINT, RED, canvas
 
 SCENARIOS = ("mnist-2class-100", "fmnist-heterog-10")
 PRESETS = {
@@ -61,7 +61,7 @@ def factors(count: int) -> list[dict[str, float]]:
 def scaled(settings: dict[str, Any], by: dict[str, float], federation: Federation) -> MethodSpec:
     """Return IVON-ADMM with the given settings, or its defaults, times the factors.
 
-    Where ρ or γ is a default, γ ends at ρ/3, as the rule for it says.
+    If ρ or γ is a default, γ is at most ρ/3, as its rule says.
     """
     rules = {name: rule.value(federation) for name, rule in RULES["ivon-admm"].items() if name not in settings}
     known = {**methods.settings("ivon-admm"), **rules, **settings}
@@ -89,7 +89,8 @@ def trial(name: str, preset: str, by: dict[str, float], device: str, root: Path 
         )  # fmt: skip
         last = run.history[-1]
     except DivergedError as error:
-        last = {"round": getattr(error.run, "round", None), "accuracy": None, "nll": None, "stopped": str(error)}
+        ended = error.run.server.round if error.run else None
+        last = {"round": ended, "accuracy": None, "nll": None, "stopped": str(error)}
     kept = {key: last[key] for key in ("round", "accuracy", "nll", "limited", "held", "stopped") if key in last}
     return {"scenario": name, "preset": preset, "factors": by, **kept}
 
@@ -98,7 +99,7 @@ def trial(name: str, preset: str, by: dict[str, float], device: str, root: Path 
 def run(
     out: Annotated[Path, typer.Option(help="JSON-lines file of the trials.")] = TRIALS,
     scenario: Annotated[list[str] | None, typer.Option(help="Repeatable.", show_default=", ".join(SCENARIOS))] = None,
-    preset: Annotated[list[str] | None, typer.Option(help="Repeatable.", show_default="paper, default")] = None,
+    preset: Annotated[list[str] | None, typer.Option(help="Repeatable.", show_default=", ".join(PRESETS))] = None,
     count: Annotated[int, typer.Option(help="Number of settings.")] = 60,
     part: Annotated[str, typer.Option(help="Share I/N of the work, for several processes.")] = "1/1",
     device: Device = "auto",
@@ -149,7 +150,7 @@ def accuracies(found: Iterable[Trial]) -> list[float]:
 
 def table(found: Sequence[Trial]) -> str:
     """Count the trials near the best, as a Markdown page."""
-    lines = ["| scenario | IVON-ADMM around | runs | diverged | within 3 points of the best of both | best | commit |"]
+    lines = ["| scenario | IVON-ADMM around | runs | diverged | within 3 points of the best | best | commit |"]
     lines.append("|---|---|---|---|---|---|---|")
     for name, (best, by_preset) in _grouped(found).items():
         for preset, some in by_preset.items():
@@ -180,8 +181,8 @@ def draw(
         axes = figure.subplots(1, len(groups), squeeze=False)[0]
         for axis, (name, (best, by_preset)) in zip(axes, groups.items(), strict=True):
             axis.axhspan(100 * (best - NEAR), 100 * best, color=FAINT)
-            for (preset, some), colour in zip(by_preset.items(), (BLUE, RED, GREEN, ORANGE), strict=False):
-                good = [100 * value for value in accuracies(some)]
+            for preset, colour in (("paper", BLUE), ("default", RED)):
+                good = [100 * value for value in accuracies(by_preset.get(preset, []))]
                 axis.plot(range(1, len(good) + 1), good, ".-", color=colour, label=PRESETS[preset])
             axis.set(title=name, xlabel="settings that did not diverge, best first", ylabel=f"% after {ROUNDS} rounds")
             axis.legend()

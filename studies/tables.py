@@ -165,8 +165,8 @@ def missing(wanted: Sequence[Cell], results: Path) -> list[Cell]:
 def unavailable(wanted: Sequence[Cell], root: Any = None) -> dict[str, list[Cell]]:
     """Return the cells whose data cannot be loaded, by reason.
 
-    This covers the images of the other data set too. It is asked before the first run: data that turn out to be
-    missing after a run would waste it.
+    This covers the images of the other data set, too. It is called before the first run, because data that turn out
+    to be missing after a run would waste it.
     """
 
     @cache

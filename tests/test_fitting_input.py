@@ -57,7 +57,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "lengths": ({"clients": one_bad(3, x=torch.zeros(8, 4).double())}, "Client 3 has 8 inputs, but 7 targets"),
     "not a pair": ({"clients": (X, Y)}, "Client 0 is a Tensor"),
     "uint8": ({"clients": [(x.to(torch.uint8), y) for x, y in pairs()]}, r"uint8: give Network\(model, scale=255\)"),
-    "whole numbers": ({"clients": [(x.long(), y) for x, y in pairs()]}, "cannot take client 0's .* set `scale`"),
+    "whole numbers": ({"clients": [(x.long(), y) for x, y in pairs()]}, "cannot take client 0's .* give Network"),
     "embedding": ({"model": EMBEDDING, "clients": words(7)}, "cannot take client 1's .*out of range"),
     "embedded test": (
         {"model": EMBEDDING, "clients": words(6), "test": words(-1)[1]},

@@ -1,4 +1,4 @@
-"""Compare methods: the same model, data and seeds for each, and a run that diverges is a result, not an error."""
+"""Compare methods on the same model, data and seeds; a run that diverges is a result, not an error."""
 
 import math
 import re
@@ -33,8 +33,8 @@ class Comparison:
     """Methods compared; printed, it is a table of all of them in the order in which they were given.
 
     Attributes:
-        runs: For each label and seed the run; one that diverged has its last good state.
-        outcomes: For each label what `outcome` says of every seed.
+        runs: For each label and seed the run; a diverged run has its last good state.
+        outcomes: For each label the `outcome` of every seed.
     """
 
     runs: dict[str, dict[int, Run]]
@@ -62,9 +62,7 @@ class Comparison:
         for label, runs in self.runs.items():
             done = [len(run.history) for run in runs.values()]
             rounds[label] = "–".join(map(str, dict.fromkeys([min(done), max(done)])))
-            if any(
-                key.endswith("_mc") for key in found[label]
-            ):  # a method that learns a point has no spread to explain
+            if any(key.endswith("_mc") for key in found[label]):  # methods that learn a point have no q_g to explain
                 notes.append(tempered(label, next(iter(runs.values())).method.tau))
         lines = table(found, rounds)
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -118,7 +116,7 @@ def compare(
 
 
 def outcome(train: Callable[[], Run], seed: int) -> tuple[Run | None, Table]:
-    """A run, and its last record; where it diverged the record is None, and there is the reason."""
+    """A run and its last record; for a diverged run the record is None and `diverged` the reason."""
     began = time.perf_counter()
     try:
         run = train()
@@ -146,7 +144,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def table(summaries: Mapping[str, Table], rounds: Mapping[str, str] | None = None) -> list[list[str]]:
-    """The headings and rows of a table of `summary` by label: figures at the mean and, unless it is a point, under q_g.
+    """Headings and rows of a table of summaries by label: figures at the mean and, unless it is a point, under q_g.
 
     `rounds`, by label, gives the table a column of that name.
     """
@@ -165,7 +163,7 @@ def table(summaries: Mapping[str, Table], rounds: Mapping[str, str] | None = Non
 
 
 def tempered(label: str, tau: float) -> str:
-    """What τ < 1 means for the uncertainties shown; nothing is said of the posterior itself."""
+    """A note on the uncertainties of a tempered posterior, τ < 1; empty otherwise."""
     return "" if tau >= 1 else f"{label}: q_g is tempered, τ = {tau:.4g}; it counts every example {1 / tau:,.4g} times."
 
 

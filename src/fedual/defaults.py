@@ -1,8 +1,8 @@
-"""The rules behind "no setting": what a method gets that is asked for by name, once the federation is known.
+"""The rules behind "no setting": the defaults of a method chosen by name, computed once the federation is known.
 
 | constant     | setting               | value                      | meaning                                          |
 |--------------|-----------------------|----------------------------|--------------------------------------------------|
-| `RHO`        | ρ (ivon-admm)         | RHO/K                      | ρK is what the server makes of clients (Eq. 17)  |
+| `RHO`        | ρ (ivon-admm)         | RHO/K                      | ρK is the clients' weight at the server (Eq. 17) |
 | `TAU`        | τ (ivon-admm)         | TAU/RHO · N L²             | ρτ/N_k: how far a client may go from q_g         |
 | `TAU`        | τ (ivon-pvi)          | TAU · N L²/K               | the same where ρ is 1                            |
 | `DAMPING`    | damping (ivon-admm)   | DAMPING/L                  | γ = damping·ρ, see below                         |
@@ -23,16 +23,15 @@
 | `LONG`       | L                     | max(1, steps/LONG)         | length of a round of a client of average size    |
 
 K clients have N examples in all. A client's problem, divided by N_k/τ, is
-(1/N_k) Σ_i E_q[ℓ_i] + (ρ_kτ/N_k) KL(q ‖ q_g) + …: how far a client may go from q_g depends on ρ_kτ/N_k, and what the
-server makes of it on Σ_k ρ_k. With ρ_k = ρ N_k/(N/K), ρ = c/K and τ = νN the first is cν for every client and the
-second is c, whatever K and N are. And ρ_kλ_g outweighs the client's multiplier, which has about the share N_k/N of
-Σ_j η_j ≈ λ_g, or its problem would have no solution.
+(1/N_k) Σ_i E_q[ℓ_i] + (ρ_kτ/N_k) KL(q ‖ q_g) + …: how far a client may go from q_g depends on ρ_kτ/N_k, and the
+clients' weight in the server's step on Σ_k ρ_k. With ρ_k = ρ N_k/(N/K), ρ = c/K and τ = νN the first is cν for every
+client and the second is c, whatever K and N are. And ρ_kλ_g outweighs the client's multiplier, which is about the
+fraction N_k/N of Σ_j η_j ≈ λ_g; otherwise the client's problem would have no solution.
 
-A multiplier that moves in every tenth round only may move ten times as far: γ is divided by the share of clients in a
-round, but ends at ρ/3 (with fewer than three clients at ρ/K), since multipliers that run ahead of the clients diverge.
-The more steps a client takes in a round, the further it drifts: in long rounds τ, which holds clients at q_g, is
-larger, the rate and the limit on a step are smaller, and so are the steps of multipliers, which add up how far
-clients went.
+A multiplier that moves only in every tenth round may move ten times as far: γ is divided by the fraction of clients in
+a round, but is at most ρ/3 (with fewer than three clients ρ/K), because faster multipliers diverge. The more steps a
+client takes in a round, the further it drifts: in long rounds τ, which holds clients at q_g, is larger, and learning
+rate, step limit and the steps of multipliers are smaller.
 """
 
 from collections.abc import Callable
@@ -54,12 +53,12 @@ REST, EACH, LONG = 10, 600, 200
 
 @dataclass(frozen=True)
 class Federation:
-    """What rules depend on."""
+    """The facts about a federation that rules depend on."""
 
     clients: int  # K
     examples: float  # N
     participation: float = 1.0  # the fraction of clients in a round
-    steps: float = 0.0  # in a round of a client of average size
+    steps: float = 0.0  # of a client of average size in a round
 
     @property
     def length(self) -> float:
@@ -68,7 +67,7 @@ class Federation:
 
 
 class Rule(NamedTuple):
-    """A setting that waits until the federation is known."""
+    """A setting whose value depends on the federation."""
 
     text: str
     value: Callable[[Federation], Any]
@@ -125,7 +124,7 @@ def resolve(method: str | MethodSpec | Method, federation: Federation) -> Method
     values = {name: rule.value(federation) for name, rule in rules.items() if name not in chosen}
     resolved = methods.build(spec.name, **values, **chosen)
     by_rule = "damping" in rules and not {"rho", "damping"} & rules.keys() <= chosen.keys()
-    if by_rule and isinstance(resolved.dual, Natural):  # γ goes with participation, and does not run ahead
+    if by_rule and isinstance(resolved.dual, Natural):  # see above: γ depends on participation, up to a limit
         asked = num_asked(federation.clients, federation.participation)
         most = resolved.rho * max(1 / 3, 1 / federation.clients)
         resolved = replace(resolved, dual=Natural(min(resolved.dual.gamma * federation.clients / asked, most)))
@@ -133,7 +132,7 @@ def resolve(method: str | MethodSpec | Method, federation: Federation) -> Method
 
 
 def resolve_training(local: LocalTraining, method: Method, examples: float) -> LocalTraining:
-    """The training of a resolved method, with its schedule: that of the method's learning rate unless chosen."""
+    """The training with a schedule, which is that of the method's learning rate unless another one is chosen."""
     schedule = local.schedule or (method.solver.schedule if isinstance(method.solver, Stepper) else "constant")
     rest = max(REST, examples / EACH) if schedule == "harmonic" and local.rest is None else local.rest
     return replace(local, schedule=schedule, rest=rest)

@@ -50,8 +50,8 @@ def fit(
     The result is a function of the arguments: same seed, device, number of threads and chunk, bit-identical numbers.
 
     Args:
-        model: Any module without batch statistics, initialised; it is copied. A `Network` says more: which parameters
-            are trained, and what inputs are divided by.
+        model: Any module without batch statistics, initialised; it is copied. A `Network` also defines
+            which parameters are trained, and what inputs are divided by.
         clients: A list of `(x, y)` or `(x, y, weights)` tensors, one for each client, or of datasets of pairs.
         method: A name (see `fedual methods`) with its default settings, a name with settings
             (`fedual.methods.spec`), or a method of plain numbers that `fedual.methods` made.
@@ -130,7 +130,7 @@ def fit(
 
 
 def for_networks(method: str | MethodSpec | Method) -> MethodSpec | Method:
-    """A method by its name, or as it is; a method that does not train networks is refused."""
+    """The spec of a method that is given by name, or the method itself; refuse one that does not train networks."""
     method = methods.spec(method) if isinstance(method, str) else method
     if isinstance(method, MethodSpec):
         return method
@@ -142,7 +142,7 @@ def for_networks(method: str | MethodSpec | Method) -> MethodSpec | Method:
 
 
 def find_device(name: str) -> torch.device:
-    """The device of a name, where "auto" is a GPU if there is one; a device that is not there is refused."""
+    """The device with this name, where "auto" is a GPU if there is one; refuse a device that is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -154,7 +154,7 @@ def find_device(name: str) -> torch.device:
 
 
 def _as_stored(path: Path, execution: Execution, local: LocalTraining, rounds: int) -> Execution:
-    """The chunk and the compilation of the run that is resumed, where no others are asked for."""
+    """The execution with the chunk and compilation of the resumed run, unless others are given."""
     config = RunDirectory.open(path).config
     if local.schedule == "cosine" and config.get("rounds") != rounds:
         raise InputError(
@@ -169,7 +169,7 @@ def _as_stored(path: Path, execution: Execution, local: LocalTraining, rounds: i
 def _config(
     losses: Minibatches, test: tuple[Tensor, Tensor] | None, rounds: int, examples: float, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """What the result depends on: a resumed run is compared with it, and the first differences are named.
+    """All that the result depends on; a resumed run must have the same, or an error names the first differences.
 
     The method comes after clients, data and training, because rules make its numbers from them.
     """
@@ -198,7 +198,7 @@ def _config(
 
 
 def _name(loss: Callable) -> str:
-    """What tells one function from another after a restart: its name and, where it has one, its code."""
+    """An identifier of a function that survives a restart: its name and, if it has code, a hash of it."""
     code = getattr(loss, "__code__", None)
     digest = "" if code is None else _hash(code.co_code + repr(code.co_consts).encode())
     return f"{getattr(loss, '__qualname__', type(loss).__name__)} {digest}".strip()
@@ -209,7 +209,7 @@ def _hash(content: bytes) -> str:
 
 
 def _digest(tensors: list[Tensor]) -> str:
-    """A fingerprint, to notice that a run is resumed on other data."""
+    """A hash, which shows whether a run is resumed on other data."""
     digest = hashlib.blake2b(digest_size=8)
     for value in tensors:
         digest.update(str((value.dtype, tuple(value.shape))).encode())

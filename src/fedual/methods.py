@@ -23,7 +23,7 @@
 The five without a prior take the clients' *mean* losses, the others their sums.
 `Blend()` has α = 1/(1 + ρ|S|); `Blend(1)` is the product of the sites.
 
-The functions take plain numbers, and their defaults are plain numbers, too. A method that is asked for by *name* (a
+The functions take plain numbers, and their defaults are plain numbers, too. A method that is chosen by *name* (a
 `MethodSpec`) gets its defaults from the rules of `fedual.defaults` instead, once the federation is known.
 """
 
@@ -110,8 +110,8 @@ def blr(family: Family, beta: float = 1.0, rule: Rule = Delta(), tau: float = 1.
     """The Bayesian learning rule run by the federation (app. C.2).
 
     Equivalence: λ_g ← (1−β) λ_g + β (λ_0 − Σ_k ∇L_k(μ_g)), natural-gradient descent on the pooled objective
-    (Eq. 9) with step β; what Bayesian-ADMM does when clients repeat lines 1–2 to convergence, with β = 1/(1+ρK).
-    Fast near the solution and unsafe far from it: run one round of Bayesian-ADMM at ρ = 1/K first.
+    (Eq. 9) with step β. Bayesian-ADMM is the same if clients repeat lines 1–2 to convergence, with β = 1/(1+ρK).
+    It is fast near the solution and unsafe far from it: run one round of Bayesian-ADMM at ρ = 1/K first.
     """
     return Method(family, AtServer(rule), Gradient(), Relax(beta), 1.0, tau, name="blr")
 
@@ -178,10 +178,10 @@ def fedprox(rho: float = 0.001, solver: SGD = SGD()) -> Method:
 def feddyn(rho: float = 0.01, damping: float = 1.0, solver: SGD = SGD()) -> Method:
     """Dynamic regularisation: ADMM on the clients' mean losses, without a prior (Acar et al. 2021; their α is ρ).
 
-    Undamped, as they have it, the first round goes twice as far as the clients' mean.
+    Undamped, as in that paper, the first round moves twice as far as the clients' mean.
 
-    Equivalence: v_k = −∇L_k(θ_k) as they write it; at a fixed point Σ_k ∇L_k(θ_g) = 0 for clients of equal weight,
-    whoever takes part. With a prior and everybody in every round it would be `admm`.
+    Equivalence: v_k = −∇L_k(θ_k) in their notation; at a fixed point Σ_k ∇L_k(θ_g) = 0 for clients of equal weight,
+    whichever clients take part. With a prior and all clients in every round it would be `admm`.
     """
     require_positive("rho", rho)
     require_positive("damping", damping)
@@ -191,7 +191,7 @@ def feddyn(rho: float = 0.01, damping: float = 1.0, solver: SGD = SGD()) -> Meth
 def fedadmm(rho: float = 0.01, server_step: float = 1.0, solver: SGD = SGD()) -> Method:
     """FedADMM (Gong et al. 2022): the server adds up the changes of θ_k + v_k/ρ.
 
-    Equivalence: with everybody in every round and `server_step` 1, θ_g is the mean of θ_k + v_k/ρ: `feddyn`.
+    Equivalence: with all clients in every round and `server_step` 1, θ_g is the mean of θ_k + v_k/ρ: `feddyn`.
     """
     require_positive("rho", rho)
     return Method(Isotropic(1.0), solver, Natural(rho), Track(server_step), rho, mean_loss=True, name="fedadmm")
@@ -201,9 +201,8 @@ def scaffold(server_step: float = 1.0, solver: SGD = SGD(lr=1.0, optimiser="sgd"
     """SCAFFOLD: steps along g − c_k + c, where c_k estimates client k's gradient (Karimireddy et al. 2020).
 
     Equivalence: c_k = −η_k and c = −mean_k η_k. Option II, c_k ← c_k − c + (θ_g − θ_k)/(S lr), is the mean gradient of
-    the S steps. Full batches: at a fixed point Σ_k ∇L_k(θ_g) = 0 as with `feddyn`, however many steps clients take; one
-    step and everybody in every round is gradient descent on the mean of their mean losses. With `max_norm`, which is
-    not in the paper, g − c_k + c is clipped, and c_k still follows option II.
+    the S steps. With full batches, Σ_k ∇L_k(θ_g) = 0 at a fixed point, as with `feddyn`, and one step of everybody is
+    gradient descent on the mean of their mean losses. `max_norm`, which is not in the paper, clips g − c_k + c.
     """
     if solver.optimiser != "sgd" or solver.momentum:
         chosen = f"optimiser = {solver.optimiser!r} and momentum = {solver.momentum:g}"
@@ -212,7 +211,7 @@ def scaffold(server_step: float = 1.0, solver: SGD = SGD(lr=1.0, optimiser="sgd"
 
 
 def fedlap(delta: float = 1.0, damping: float = 1.0, tau: float = 1.0, solver: SGD = SGD()) -> Method:
-    """PVI with means only (Swaroop et al. 2025): λ_g = λ_0 + Σ_k η_k, δ the precision of everything.
+    """PVI with means only (Swaroop et al. 2025): λ_g = λ_0 + Σ_k η_k, and δ is the precision of prior and q.
 
     Equivalence: `pvi` on `Isotropic(δ)`; at a fixed point δθ_g = −Σ_k ∇ℓ_k(θ_g)/τ, the pooled MAP estimate.
     """

@@ -1,4 +1,4 @@
-"""Settings and parts of methods as plain data, and back: what is stored and sent is a dict of JSON values.
+"""Conversion of settings and parts of methods to dicts of JSON values, which are stored and sent, and back.
 
 A part is a frozen dataclass that was given to `register`. It becomes `{"type": its name, field: value, …}`, with
 tensors as nested lists, and comes back as an equal object. Nothing is ever evaluated: a name that nobody registered
@@ -15,13 +15,13 @@ from torch import Tensor
 from fedual.errors import InputError, hint, in_one_line
 
 VERSION = 1
-"""Of the form that `to_dict` writes; raised when an older reader could misunderstand it."""
+"""The version of the form that `to_dict` writes; it is raised when an older reader could misunderstand it."""
 
 _PARTS: dict[str, type] = {}
 
 
 def register(*classes: type) -> None:
-    """Let `decode` know frozen dataclasses by their names."""
+    """Register frozen dataclasses, so that `decode` finds them by name."""
     _PARTS.update({cls.__name__: cls for cls in classes})
 
 
@@ -44,7 +44,7 @@ def encode_fields(value: Any) -> dict[str, Any]:
 
 
 def decode(value: Any) -> Any:
-    """The inverse of `encode`; parts that are not registered, or have other fields, and broken tensors are refused."""
+    """The inverse of `encode`; refuse parts that are not registered or have other fields, and broken tensors."""
     if isinstance(value, list):
         return tuple(decode(item) for item in value)
     if not isinstance(value, Mapping):
@@ -66,7 +66,7 @@ def decode(value: Any) -> Any:
 
 
 def decode_fields(cls: type, values: Mapping[str, Any]) -> Any:
-    """A dataclass from its fields; those that are missing keep their defaults."""
+    """A dataclass from its fields; missing fields keep their defaults."""
     known = {field.name: field for field in fields(cast(Any, cls)) if field.init}
     for name in values:
         if name not in known:
@@ -86,7 +86,7 @@ class Versioned:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Any:
-        """The inverse of `to_dict`; another version, or settings that do not exist, are refused."""
+        """The inverse of `to_dict`; refuse another version, and settings that do not exist."""
         rest = dict(values)
         if (version := rest.pop("version", None)) != VERSION:
             raise InputError(

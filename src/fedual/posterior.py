@@ -1,7 +1,7 @@
 """What a run returns: a posterior over a network's parameters, to sample, predict with, save and load.
 
 A file is a sealed safetensors file (`fedual.rundir.checksum`): the tensor `lam`, the parameters and buffers that were
-not trained as `frozen.NAME`, and in the metadata, as JSON, all else that a prediction depends on.
+not trained as `frozen.NAME`, and everything else that a prediction depends on as JSON in the metadata.
 """
 
 import copy
@@ -170,7 +170,7 @@ class Posterior:
             if not config or config.get("model") not in MODELS:
                 name = repr(config["model"]) if config and "model" in config else "one without a name"
                 remedy = "give it, `load(path, model=…)` or --model module:function"
-                raise InputError(f"{path} is of a model that fedual does not have, {name}: {remedy}.")
+                raise InputError(f"{path} belongs to a model that fedual does not have, {name}: {remedy}.")
             model = build(config["model"], **settings).to(lam.dtype)
         elif not isinstance(model, nn.Module | Network):
             model = model(**settings)

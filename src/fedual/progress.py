@@ -7,7 +7,7 @@ from typing import Any
 
 from fedual.run import SHOWN, Callback, Record, Run
 
-PATIENCE = 10  # a plot is redrawn after so many times the duration of the last drawing, to take little of the time
+PATIENCE = 10  # a plot is redrawn after this many times the duration of the last drawing, which limits the cost
 
 
 def watchers(progress: bool | None) -> list[Callback]:

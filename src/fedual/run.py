@@ -1,4 +1,4 @@
-"""A run: its state, its rounds, and its folder as a callback."""
+"""A run: its state, its rounds, and the callback that writes its folder."""
 
 import html
 import math
@@ -31,9 +31,9 @@ ENGINES = {"vectorised": vectorised.run_round, "sequential": sequential.run_roun
 LARGEST_NLL = 1e4
 """Nats per example beyond which a run has diverged; no merely overconfident network comes near."""
 SHOWN = ("accuracy", "rmse", "loss", "nll")
-"""Figures by which a run is summarised, where its loss has them."""
+"""The figures that summarise a run, as far as its loss has them."""
 PASS = 2**23
-"""How many input values a GPU evaluates at a time."""
+"""The number of input values that a GPU evaluates at a time."""
 
 Record = dict[str, Any]
 Callback = Callable[["Run", Record | None], None]
@@ -67,7 +67,7 @@ class Run:
 
     @property
     def posterior(self) -> Posterior:
-        """q_g, as it is now."""
+        """The current q_g."""
         family = cast(Gaussian, self.method.family)
         return Posterior(self.losses.network, family, self.server.lam_g, self.method.tau, self.config["loss"])
 
@@ -188,7 +188,7 @@ def _diverged(run: Run, record: Record, what: str) -> DivergedError:
 
 
 class Folder:
-    """The run's folder as a callback: a line for every round, and a checkpoint where that costs little.
+    """A callback that writes the run's folder: a line for every round, and a checkpoint if that costs little.
 
     A checkpoint is written in the last round, and whenever 20 times its writing time has passed since the last one.
     """
@@ -206,13 +206,13 @@ class Folder:
             run.server = ServerState(**snapshot.server, round=snapshot.round, moved=snapshot.meta["moved"])
             run.refused = set(snapshot.meta["refused"])
         if run.server.round < run.rounds:
-            for name in ("posterior.safetensors", artifacts.TEST, artifacts.END):  # of fewer rounds
+            for name in ("posterior.safetensors", artifacts.TEST, artifacts.END):  # written after fewer rounds
                 (run.path / name).unlink(missing_ok=True)
         self.folder.rewind(run.server.round)
         run.history = self.folder.history()
 
     def __call__(self, run: Run, record: Record | None) -> None:
-        """Write down a round."""
+        """Write the record of a round, and a checkpoint if it is due."""
         if record is None:
             return
         self.folder.append(record)

@@ -1,7 +1,7 @@
-"""Settings of a run as data: what `fit`, scenario files, the command line, Flower and config.json all read.
+"""Settings of a run as data, for `fit`, scenario files, the command line, Flower and config.json.
 
-A new option is a new field here: scenario files and `--set` take it, config.json and records keep it, a resumed run is
-compared by it, and Flower's sites are sent it.
+A new option is a new field here: scenario files and `--set` accept it, config.json and records store it, a resumed run
+must agree in it, and Flower sends it to the sites.
 """
 
 import math
@@ -21,7 +21,7 @@ Place = Literal["auto", "memory", "disk"]
 
 
 class _Settings(Versioned):
-    """Fields of a `Literal` type take one of its values; whole numbers and fractions are checked by their names."""
+    """Settings that check their fields: a `Literal` takes one of its values, an int a whole number."""
 
     def __post_init__(self) -> None:
         for name, kind in kinds(type(self)).items():
@@ -43,12 +43,12 @@ class LocalTraining(_Settings):
         local_steps: Batches that a client sees in a round, instead of `local_epochs`.
         participation: The fraction of clients that take part in a round, drawn at random.
         schedule: How the learning rate changes over rounds: "constant"; "cosine", ½(1 + cos(πr/rounds)), which ends
-            with the run; or "harmonic", 1/(1 + r/rest), which does not need to know the number of rounds. None: what
-            the method's learning rate asks for.
-        rest: The rounds after which a harmonic rate is halved. None: by the rule of `fedual.defaults`.
+            with the run; or "harmonic", 1/(1 + r/rest), which does not need to know the number of rounds. None: the
+            schedule of the method's learning rate.
+        rest: The rounds after which a harmonic rate is halved. None: the rule of `fedual.defaults`.
         decay: The learning rate of the r-th round is multiplied by decayʳ, r = 0, 1, …, on top of the schedule.
-        noise: Who shares the Monte-Carlo noise, see `fedual.networks.randomness`.
-        order: Who shares the order of batches.
+        noise: Which clients and rounds share Monte-Carlo noise; see `fedual.networks.randomness`.
+        order: Which clients and rounds share the order of batches.
     """
 
     batch_size: int = 32
@@ -73,7 +73,7 @@ class LocalTraining(_Settings):
         return self.local_steps or self.local_epochs * num_examples / (max(num_clients, 1) * self.batch_size)
 
     def in_round(self, method: Method, round: int, rounds: int) -> Method:
-        """The method of round r = 0, 1, …, with the learning rate that the schedule and the decay make of its own."""
+        """The method of round r = 0, 1, …, with its learning rate times the factors of schedule and decay."""
         factor = self.decay**round
         if self.schedule == "cosine":
             factor *= (1 + math.cos(math.pi * round / rounds)) / 2
@@ -92,11 +92,11 @@ class Execution(_Settings):
 
     Args:
         device: "auto" (a GPU if there is one), "cpu", "cuda", …
-        engine: "vectorised" (all clients at once) or "sequential" (one by one, to check against).
+        engine: "vectorised" (all clients at once) or "sequential" (one by one, as a reference).
         chunk: How many clients to train at once; chosen by memory and cache unless given.
         compile: Compile the elementwise work of a step (on a CPU this needs a C++ compiler), and record steps as CUDA
-            graphs on a GPU; None: where there is enough work for that to pay.
-        precision: Of the networks' products on a GPU: "float32", or "auto" for TF32, see `fedual.backends.precision`.
+            graphs on a GPU. None: if the run is long enough to pay for it.
+        precision: Precision of products on a GPU: "float32", or "auto" for TF32; see `fedual.backends.precision`.
         client_state: Where clients' rows are kept: "memory", "disk", or "auto": on disk when there are too many.
         progress: Show the progress of the run: None for a plot in a notebook and nothing elsewhere, True for one line
             a round elsewhere, False for nothing anywhere.
@@ -125,7 +125,7 @@ class Evaluation(_Settings):
 
 
 SECTIONS: dict[str, type] = {"training": LocalTraining, "execution": Execution, "evaluation": Evaluation}
-"""The settings of a run by their place in config.json."""
+"""The settings of a run by their key in config.json."""
 FREE = ("device", "client_state", "progress")
 """Settings of `Execution` that a resumed run may change, so that config.json does not keep them."""
 

@@ -1,6 +1,6 @@
 """Callbacks that log a run to TensorBoard, MLflow or Weights & Biases; each imports its package when it is created.
 
-A resumed run continues where the package's record of it ends; rounds from before it was tracked are logged first.
+A resumed run continues where the package's record of it ends; earlier rounds that were not tracked are logged first.
 """
 
 import json

@@ -1,7 +1,7 @@
 """How methods converge on a scenario: accuracy and NLL against rounds, bytes and seconds, drawn from records.
 
-A line is a method with a variant. It shows the mean over the seeds that did not diverge: a mean that loses a seed on
-the way would jump.
+A line is a method with a variant. It shows the mean over the seeds that did not diverge, because a mean that loses a
+seed in some round would jump.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ VIEW = 2.5  # the axes end at this multiple of the best method's loss or of the 
 
 STROKES = ("-", "--", ":", "-.")
 RAMP = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (216, 204, 48)]) / 255
-"""A sequential map, viridis but for its end: the yellow there would vanish on white."""
+"""A sequential colour map: viridis with a darker end, because its yellow would vanish on white."""
 
 
 class Line(NamedTuple):

@@ -251,7 +251,7 @@ def test_impossible_wishes_are_refused(tmp_path):
     sites = Federation(tmp_path)
     with pytest.raises(InputError, match="1 cannot be re-admitted and forgotten at once"):
         sites.server(1, readmit=["1"], forget=["1", "2"])
-    with pytest.raises(InputError, match="adds up changes, from which one client's part cannot be taken off"):
+    with pytest.raises(InputError, match="adds up changes, from which one client's part cannot be removed"):
         sites.server(1, method=fedadmm(), prior=Isotropic().natural(torch.zeros(3)), forget=["1"])
 
 

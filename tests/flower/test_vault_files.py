@@ -135,7 +135,7 @@ def test_a_file_of_another_client_or_experiment_is_noticed(tmp_path: Path, whose
     read(tmp_path / "ours", None)
     path = file(tmp_path / "ours")
     shutil.copy(file(tmp_path / "theirs"), path)
-    with pytest.raises(StateLost, match=rf"{path.name} is of .*{whose[0]}.*{whose[1]}.*, not of .*trial.*site-1"):
+    with pytest.raises(StateLost, match=rf"{path.name} belongs to .*{whose[0]}.*{whose[1]}.*, not to .*trial.*site-1"):
         read(tmp_path / "ours", "a")
 
 
@@ -143,7 +143,7 @@ def test_a_file_of_another_version_is_noticed(tmp_path: Path, monkeypatch: pytes
     with monkeypatch.context() as patched:
         patched.setattr(module, "FORMAT", "fedual-vault-2")
         answer(tmp_path, None, "a", 1)
-    with pytest.raises(StateLost, match=r"fedual-vault-2.*not of.*fedual-vault-1"):
+    with pytest.raises(StateLost, match=r"fedual-vault-2.*not to.*fedual-vault-1"):
         read(tmp_path, "a")
 
 

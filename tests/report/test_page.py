@@ -201,7 +201,7 @@ def test_runs_are_told_apart_and_unlike_test_sets_are_said(tmp_path: Path):
 
 def test_a_run_without_a_test_set(tmp_path: Path):
     page = read(written(tmp_path / "run", [record(1), record(2)]))
-    for said in ("No test set", "No round was evaluated", "does not say", "no class predictions"):
+    for said in ("No test set", "No round was evaluated", "no record of them", "no class predictions"):
         assert said in page.text
     assert page.attributes.count(("role", "img")) == 1  # residuals
 

@@ -75,7 +75,7 @@ def line(preset: str, accuracy: float | None, nll: float | None, commit: str) ->
     return {**one, "environment": {"commit": commit}}
 
 
-def test_the_table_counts_trials_near_the_best_of_both(tmp_path: Path):
+def test_the_table_counts_trials_near_the_best(tmp_path: Path):
     found = [
         line("paper", 0.80, 0.5, "1234567890+"),
         line("paper", None, None, "1234567890+"),

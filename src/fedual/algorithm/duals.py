@@ -1,5 +1,5 @@
 # ruff: noqa: D102 (`Dual` documents these methods)
-"""The client's dual step, line 2 of Bayesian-ADMM (paper Eq. 16), and those of its rivals."""
+"""The client's dual step, line 2 of Bayesian-ADMM (paper Eq. 16), and the dual steps of other methods."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""What is not in the paper, as parts of a method: extrapolation of λ_g, and clients that count by their examples."""
+"""Parts of a method that are not in the paper: extrapolation of λ_g, and weights of clients by their examples."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from fedual.families import Family
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """Clients are sent λ_g + β (λ_g − λ_g⁻), ahead of λ_g by a fraction β of its last change.
+    """Send clients λ_g + β (λ_g − λ_g⁻): λ_g extrapolated by a fraction β of its last change.
 
     The two coincide at convergence, so that the fixed point stays the same.
     """
@@ -29,7 +29,7 @@ class Extrapolation:
 
 @dataclass(frozen=True)
 class ExampleWeights:
-    """The ρ, the γ and the weight in the server's mean of client k are those of the method times w_k = N_k/unit."""
+    """Multiply client k's ρ, γ and weight in the server's mean by w_k = N_k/unit."""
 
     unit: float
 

@@ -1,4 +1,4 @@
-"""What the three lines of Bayesian-ADMM ask of their parts, and what they hand to each other.
+"""The interfaces of a method's parts, and the data that the three lines of Bayesian-ADMM exchange.
 
 A `Method` is a family with a `Solver`, a `Dual` and a `Server` for the three lines of `fedual.algorithm.round`. Clients
 see a `Subproblem`; the server sees `Totals`, which are sums over clients.
@@ -36,7 +36,7 @@ class Losses:
 
     @property
     def num_examples(self) -> Tensor:
-        """N_k, `(K,)`; a loss that does not say counts as one example."""
+        """N_k, `(K,)`; 1 for each client unless a subclass overrides it."""
         return torch.ones(len(self))
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class Subproblem(NamedTuple):
     rho: float
     tau: Tensor  # (K,): τ, or τN_k for mean losses
     carry: Carry
-    start: Tensor | None = None  # (P,), where an iterative solver starts while the server still sits at the prior
+    start: Tensor | None = None  # (P,), where an iterative solver starts while the server is still at the prior
     weight: Tensor | None = None  # w_k, (K,); None: 1
     has_dual: bool = True  # False: η_k is always zero
 
@@ -108,10 +108,10 @@ class Solution(NamedTuple):
 
 
 class Solver(Protocol):
-    """Line 1."""
+    """Line 1: the solver of the client's problem."""
 
     def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
-        """What is carried into the first round."""
+        """The state that the solver carries into the first round."""
         ...
 
     def __call__(self, problem: Subproblem) -> Solution:
@@ -120,7 +120,7 @@ class Solver(Protocol):
 
 
 class Dual(Protocol):
-    """Line 2."""
+    """Line 2: the step of the dual."""
 
     uploads: ClassVar[int] = 1
     """How many vectors of λ's size a client sends: λ_k, and the change of η_k where the server cannot infer it."""
@@ -138,7 +138,7 @@ class Dual(Protocol):
 
 @dataclass(frozen=True)
 class Totals:
-    """What the server learns in a round: who counted, and sums over those clients; nothing of any single one."""
+    """What the server learns in a round: which clients counted, and sums over them, but no single client's values."""
 
     counted: Tensor  # (K,) bool: took part, and its update is used; a sum of booleans is an "or"
     refused: Tensor  # (K,) bool: took part, and its update left the domain
@@ -193,14 +193,14 @@ class Gathered:
 
 
 class Server(Protocol):
-    """Line 3."""
+    """Line 3: the step of the server."""
 
     prior: ClassVar[bool] = True
-    """Whether λ_0 counts; a server without a prior starts at the network's initialisation."""
+    """True if the step uses λ_0; a server without a prior starts at the network's initialisation."""
     weighted: ClassVar[bool] = False
-    """Whether clients count by their number of examples."""
+    """True if clients are weighted by their number of examples."""
     remembers: ClassVar[bool] = False
-    """Whether it needs the λ_k that each client had before."""
+    """True if the step needs the previous λ_k of each client."""
 
     def __call__(self, gathered: Gathered) -> Tensor:
         """The new λ_g."""
@@ -219,8 +219,8 @@ class Method(Versioned):
     tau: float = 1.0
     mean_loss: bool = False  # divide each client's loss by its number of examples
     delta: float = 1.0  # the precision of the prior N(0, I/δ) that is built where no prior is given
-    extrapolation: Extrapolation | None = None  # beyond the paper: clients are sent a point ahead of λ_g
-    weighting: ExampleWeights | None = None  # beyond the paper: clients count by their numbers of examples
+    extrapolation: Extrapolation | None = None  # beyond the paper: clients get an extrapolated λ_g
+    weighting: ExampleWeights | None = None  # beyond the paper: clients are weighted by their examples
     name: str = field(default="", compare=False)  # what `fedual.methods` calls it
 
     def __post_init__(self) -> None:
@@ -231,5 +231,5 @@ class Method(Versioned):
 
 
 def select(carry: Carry, clients: Any) -> Carry:
-    """What some of the clients carry."""
+    """The carried state of some of the clients."""
     return {name: value[clients] for name, value in carry.items()}

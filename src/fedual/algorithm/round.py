@@ -42,7 +42,7 @@ def init(method: Method, prior: Tensor, num_clients: int, start: Tensor | None =
 
 
 def server_init(method: Method, start: Tensor | None, prior: Tensor | None = None) -> ServerState:
-    """The server before the first round: θ as the network was initialised, if there is one; λ_0 or N(0, I/δ)."""
+    """The server before the first round; the prior is N(0, I/δ) if none is given, `start` the initial mean, if any."""
     if prior is None:
         assert start is not None
         family = cast(Gaussian, method.family)
@@ -65,8 +65,8 @@ def first_lam(method: Method, prior: Tensor, start: Tensor | None) -> Tensor:
 def client_init(method: Method, first: Tensor) -> ClientState:
     """One client that has not taken part yet: the dual is zero; `first` is the first λ_g, `(R, P)`.
 
-    It keeps what the method needs and no more: η_k unless there is no dual, λ_k where the server asks for its change,
-    and what the solver carries.
+    It keeps only what the method needs: η_k unless there is no dual, λ_k if the server needs its change, and what the
+    solver carries.
     """
     eta = None if isinstance(method.dual, Zero) else torch.zeros_like(first)[None]
     lam = first[None] if method.server.remembers else None
@@ -99,7 +99,7 @@ def client_step(
     """Lines 1 and 2 for a stack of clients; a client whose update leaves the domain keeps its state.
 
     Where λ_k `(K, R, P)` is compressed on its way to the server by `transmit`, the dual step uses what the server sees.
-    `solve` computes the method's line 1 in another way, if given.
+    `solve` replaces the method's solver, if given.
     """
     problem = subproblem(method, broadcast, clients, losses)
     solution = (solve or method.solver)(problem)
@@ -141,7 +141,7 @@ def subproblem(method: Method, broadcast: Broadcast, clients: ClientState, losse
 
 def total(method: Method, broadcast: Broadcast, upload: Upload, clients: Tensor, num_clients: int) -> Totals:
     """The sums that the uploads of some clients contribute; `clients` are their numbers among all K."""
-    rows = slice(None) if upload.ok.all() else upload.ok  # without a copy if that is all of them
+    rows = slice(None) if upload.ok.all() else upload.ok  # a slice makes no copy
     examples = upload.num_examples
     weight = torch.ones_like(examples) if method.weighting is None else method.weighting(examples)
     counts = (examples if method.weighting is None and method.server.weighted else weight).to(upload.lam)[rows]
@@ -149,7 +149,7 @@ def total(method: Method, broadcast: Broadcast, upload: Upload, clients: Tensor,
     gap = upload.lam[rows] - broadcast.lam_g
     change = upload.eta_change
     change = method.dual.change(gap, weight.to(gap)[rows]) if change is None else change[rows]
-    assert change is not None  # a dual that cannot be inferred is sent
+    assert change is not None  # clients send a change that the server cannot infer
     fraction = lambda x: float(x[rows].sum()) if isinstance(x, Tensor) else x
     mask = lambda ok: torch.zeros(num_clients, dtype=torch.bool).index_fill(0, clients.cpu()[ok.cpu()], True)
     return Totals(
@@ -165,7 +165,7 @@ def total(method: Method, broadcast: Broadcast, upload: Upload, clients: Tensor,
 
 
 def server_step(method: Method, server: ServerState, totals: Totals) -> tuple[ServerState, Info]:
-    """Line 3, with the clients that count; without any, λ_g stays.
+    """Line 3, with the clients that count; if there are none, λ_g stays.
 
     Where λ_g would leave the domain, the step is shortened: it goes only part of the way from mean_k λ_k, which is
     inside, to its target.
@@ -227,7 +227,7 @@ def _indices(active: Tensor | None, num_clients: int) -> Tensor:
         raise InputError(f"active = {active.tolist()}: give client numbers or a mask of booleans.")
     if active.dtype == torch.bool:
         if active.shape != (num_clients,):
-            raise InputError(f"active is a mask of shape {tuple(active.shape)} for {num_clients} clients.")
+            raise InputError(f"active is a mask {tuple(active.shape)}, not {(num_clients,)}: give one entry a client.")
         return active.nonzero()[:, 0]
     clients = active.long().unique()
     if len(clients) != active.numel() or not 0 <= int(clients[0]) <= int(clients[-1]) < num_clients:

@@ -1,5 +1,5 @@
 # ruff: noqa: D102 (`Server` documents `__call__`)
-"""The server's step: line 3 of Bayesian-ADMM (paper Eq. 17 in closed form, Eq. 51), and its rivals'."""
+"""The server's step: line 3 of Bayesian-ADMM (paper Eq. 17 in closed form, Eq. 51), and of other methods."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -55,20 +55,6 @@ class Average(Server):
 
 
 @dataclass(frozen=True)
-class Mean(Server):
-    """θ_g ← θ_g + s (mean_{k∈S} θ_k − θ_g), in which clients count alike: SCAFFOLD."""
-
-    step: float = 1.0
-    prior: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        require_positive("step", self.step)
-
-    def __call__(self, gathered: Gathered) -> Tensor:
-        return torch.lerp(gathered.lam_g, gathered.mean, self.step)
-
-
-@dataclass(frozen=True)
 class Consensus(Server):
     """θ_g ← mean_{k∈S} θ_k + Σ_k v_k/(ρK): FedDyn, ADMM for mean losses without a regulariser.
 
@@ -96,3 +82,13 @@ class Track(Server):
     def __call__(self, gathered: Gathered) -> Tensor:
         change = gathered.mean - gathered.before + gathered.eta_change / (gathered.rho * gathered.count)
         return gathered.lam_g + self.step * change
+
+
+@dataclass(frozen=True)
+class Mean(Track):
+    """θ_g ← θ_g + s (mean_{k∈S} θ_k − θ_g), in which clients count alike: `Track` without a memory, for SCAFFOLD."""
+
+    remembers: ClassVar[bool] = False
+
+    def __call__(self, gathered: Gathered) -> Tensor:
+        return torch.lerp(gathered.lam_g, gathered.mean, self.step)

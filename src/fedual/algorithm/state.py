@@ -1,4 +1,4 @@
-"""What is carried and sent in a round: states of server and clients, broadcasts, uploads, diagnostics."""
+"""The data of a round: states of the server and of clients, broadcasts, uploads and diagnostics."""
 
 from typing import NamedTuple, cast
 
@@ -18,7 +18,7 @@ class ServerState(NamedTuple):
     eta_sum: Tensor  # Σ_k η_k over all clients
     round: int = 0
     start: Tensor | None = None  # (P,), the mean at which iterative solvers start until λ_g has moved
-    moved: bool = False  # whether any update has counted
+    moved: bool = False  # True once an update has counted
     ahead: Tensor | None = None  # the extrapolated λ_g, where the method has one
 
     def broadcast(self, dual: Dual, num_clients: int) -> "Broadcast":
@@ -71,12 +71,12 @@ class ClientState(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What clients send, with a leading client axis; rows that are not ok mean nothing."""
+    """What clients send, with a leading client axis; rows that are not ok are undefined."""
 
     ok: Tensor  # (K,) bool: the update is inside the domain
     lam: Tensor  # λ_k, (K, R, P)
-    eta_change: Tensor | None  # of η_k; None where the server infers it from λ_k
-    before: Tensor | None  # λ_k as it was, where the server asks for it
+    eta_change: Tensor | None  # the change of η_k; None if the server infers it from λ_k
+    before: Tensor | None  # the previous λ_k, if the server needs it
     num_examples: Tensor  # N_k, (K,)
     guards: Guards = UNGUARDED
 

@@ -1,8 +1,8 @@
 # ruff: noqa: D102 (`Store` documents its methods)
 """Storage for what each client keeps from round to round: λ_k, η_k and what its solver carries.
 
-A store holds one row of named tensors for each client. `Memory` keeps them as tensors on their device, `Disk` in files
-when there are too many clients for that: its memory is that of the rows asked for. `create` makes either.
+A store holds one row of named tensors for each client. `Memory` keeps the rows as tensors on their device. `Disk` keeps
+them in files, for more clients than memory can hold, and loads only the rows that are read. `create` makes either.
 """
 
 import os
@@ -29,7 +29,7 @@ class Store(Protocol):
 
     num_clients: int
     initial: Rows
-    """What every row started as, without the client axis: the names, shapes, dtypes and devices of the rows."""
+    """The initial row, without the client axis, which defines the names, shapes, dtypes and devices of all rows."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,9 +65,9 @@ def create(initial: Rows, num_clients: int, *, folder: Path | None = None) -> St
 
 
 def placed(rows: Rows, num_clients: int, place: Place = "auto", folder: Path | None = None) -> Store:
-    """Make a store of one client's initial `rows` in memory (the device's, if they fit), or on disk.
+    """Make a store from one client's initial `rows`, in memory (the device's, if they fit) or on disk.
 
-    "auto" is memory while they fit. On disk they are kept in `folder`, or in the system's temporary folder.
+    "auto" chooses memory if they fit. On disk they are kept in `folder`, or in the system's temporary folder.
     """
     nbytes = num_clients * sum(value.nbytes for value in rows.values())
     if rows and nbytes > free_memory(next(iter(rows.values())).device) // 3:
@@ -77,7 +77,7 @@ def placed(rows: Rows, num_clients: int, place: Place = "auto", folder: Path | N
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device now; on a CPU what the system and the container allow, 4 GiB if neither says."""
+    """Free bytes of a device now; on a CPU, the least of the system's and the container's, or 4 GiB if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = [4 * 2**30]
@@ -112,7 +112,7 @@ class Disk(Store):
 
     Mapped files would be simpler, but their pages count as resident memory. A row that was never written is the
     initial one, so that making a store writes nothing and takes no space. The files have no name in the folder:
-    their space comes back when the process ends, even when it is killed, and no two runs can meet in one file.
+    their space is freed when the process ends, even if it is killed, and two runs never share a file.
     """
 
     def __init__(self, initial: Rows, num_clients: int, folder: Path):
@@ -173,7 +173,7 @@ def _parts(rows: Tensor) -> list[memoryview]:
 
 
 def _numbers(store: Store, clients: Tensor) -> list[int]:
-    """Client numbers as a list; checked here because a GPU would answer a wrong one by stopping the process."""
+    """Client numbers as a list, checked here because a wrong one would end the process on a GPU."""
     if clients.dtype != torch.int64 or clients.dim() != 1:
         raise InputError(
             f"clients are {clients.dtype} of shape {tuple(clients.shape)}: give client numbers (n,), torch.int64."

@@ -1,7 +1,7 @@
-"""A round of the same method, one client after the other, written to be read: the oracle of the vectorised engine.
+"""A round with one client after the other, written for readers: the test oracle of the vectorised engine.
 
 No padding, no masks, no batching over clients: a client's batches are cut from its own data, and the network is
-called and differentiated as a user would. What the two engines share is the method (the solver's step, the dual, the
+called and differentiated as a user would do it. The two engines share the method (the solver's step, the dual, the
 server) and the random draws.
 """
 

@@ -1,4 +1,4 @@
-"""A round of all clients at once, in chunks of clients where memory or the cache is short."""
+"""A round of all clients at once, or in chunks of clients if memory or the cache is too small for all."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -62,11 +62,11 @@ def compiled_walk(stepper: Stepper, losses: Batches, variables: Variables) -> Va
 
 
 def side_by_side(train: Callable[[Tensor], Result], chunks: Sequence[Tensor], losses: Minibatches) -> Iterator[Result]:
-    """The results of chunks in their order; on a CPU, compiled, as many chunks at a time as there are threads.
+    """Yield the results of chunks in their order; compiled code on a CPU trains as many chunks at a time as threads.
 
-    One core for each chunk wastes less than all cores together on one small operation after the other, and the result
-    does not depend on their number. There numbers below 10⁻³⁸, which saturated networks make and which are slow, count
-    as zero.
+    One core for each chunk wastes less time than all cores on one small operation after another, and the result does
+    not depend on the number of cores. These threads flush numbers below 10⁻³⁸ to zero, because saturated networks
+    produce them and they are slow.
     """
     if losses.network.device.type != "cpu" or not losses.compile:
         yield from map(train, chunks)
@@ -95,7 +95,7 @@ def side_by_side(train: Callable[[Tensor], Result], chunks: Sequence[Tensor], lo
 def choose_chunk(losses: Minibatches, most: int) -> int:
     """How many clients to train at once: what fits half of the free memory, and the cache of a CPU.
 
-    Where each thread trains a chunk of its own, they share the cache, and there is a chunk for each.
+    If each thread trains a chunk of its own, the chunks share the cache, and every thread gets a chunk.
     """
     network = losses.network
     variable = network.dim * network.dtype.itemsize
@@ -103,13 +103,13 @@ def choose_chunk(losses: Minibatches, most: int) -> int:
     if network.device.type == "cpu":
         threads = torch.get_num_threads() if losses.compile else 1
         fits = max(1, min(fits, CACHE // variable) // threads)
-        if losses.compile:  # chunks of about the same size, as many for one thread as for the other
+        if losses.compile:  # chunks of about the same size, and equally many for each thread
             most = -(-most // (threads * -(-most // (threads * fits))))
     return max(1, min(most, fits))
 
 
 def worth_compiling(losses: Minibatches, rounds: int) -> bool:
-    """Whether a run is long enough to win back some ten seconds of compilation.
+    """True if a run is long enough to recover about ten seconds of compilation.
 
     On a CPU compiled updates save about 10 ns a parameter, client and step; on a GPU graphs save about 2 ms a step.
     """

@@ -13,7 +13,7 @@ from fedual.errors import InputError
 Methods = Annotated[str, typer.Option(metavar="A,B,…", help="Names of `fedual methods`.")]
 Seeds = Annotated[str, typer.Option(metavar="0,1,…", help="The seeds that are reported.")]
 Sweep = Annotated[
-    bool, typer.Option("--sweep", help="First choose each method's settings, from equally many, on a validation part.")
+    bool, typer.Option("--sweep", help="First choose each method's settings by equally many validation trials.")
 ]
 Out = Annotated[
     Path | None,

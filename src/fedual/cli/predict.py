@@ -1,4 +1,4 @@
-"""`fedual predict`: what a finished run says about inputs from files."""
+"""`fedual predict`: predictions of a finished run for inputs from files."""
 
 import csv
 import json
@@ -24,11 +24,11 @@ Input = Annotated[
 Samples = Annotated[
     int | None, typer.Option(help="Draws of the parameters; 0 for the mean.", show_default="the run's, else 32")
 ]
-Coverage = Annotated[float, typer.Option(help="The share of inputs like the test set's that is to be sure.")]
+Coverage = Annotated[float, typer.Option(help="Fraction of inputs like the test set's that count as sure.")]
 BatchSize = Annotated[int, typer.Option(help="Inputs that go through the network at a time.")]
 Model = Annotated[
     str | None,
-    typer.Option(metavar="MODULE:FUNCTION", help="What makes the model, in this folder, if it is not fedual's."),
+    typer.Option(metavar="MODULE:FUNCTION", help="Function in this folder that makes a model of your own."),
 ]
 Out = Annotated[Path | None, typer.Option(metavar="FILE.csv", help="Write all rows, with all probabilities.")]
 
@@ -123,7 +123,7 @@ def _number_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _about(sure: "Threshold", unsure: int, count: int) -> str:
-    """What "unsure" means here, and what it was worth on the test set."""
+    """The threshold of "unsure", and the test set's accuracy with and without unsure examples."""
     share, many = f"{sure.coverage:.0%}", f"{count} {'input' if count == 1 else 'inputs'}, {unsure} unsure"
     begin = f"{many}: entropy above {sure.threshold:.3g}, the {share} quantile"
     if not sure.examples:
@@ -133,7 +133,7 @@ def _about(sure: "Threshold", unsure: int, count: int) -> str:
 
 
 def _caveats(trained: "FinishedRun", inputs: "Inputs") -> list[str]:
-    """What to know before the uncertainties are believed."""
+    """Warnings about the uncertainties and about the scale of the inputs."""
     from fedual.families import is_point
 
     posterior, notes = trained.posterior, []

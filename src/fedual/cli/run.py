@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 Scenarios = Annotated[str, typer.Argument(metavar="SCENARIO", help="A name of `fedual scenarios`, or a .toml file.")]
 Method = Annotated[str, typer.Option(help="A name of `fedual methods`.")]
 Rounds = Annotated[int | None, typer.Option(help="Rounds.", show_default="the scenario's")]
-Seed = Annotated[int, typer.Option(help="Of the network, the split and the run.")]
+Seed = Annotated[int, typer.Option(help="Random seed for initialisation, split and training.")]
 Sets = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Change a setting: lr=0.01, train.batch_size=16, split.clients=20."
     ),
 ]
-Preset = Annotated[str | None, typer.Option(help="Settings that the scenario has under this name, e.g. paper.")]
+Preset = Annotated[str | None, typer.Option(help="Named settings of the scenario, e.g. paper, or default.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Engine = Annotated[
     str, typer.Option(help="vectorised (all clients at once), sequential (one by one) or flower (Flower's simulation).")
@@ -35,7 +35,7 @@ Engine = Annotated[
 Out = Annotated[
     Path | None, typer.Option(help="The run's folder.", show_default="runs/SCENARIO-METHOD-SEED, the next one free")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or in runs/SCENARIO-METHOD-SEED.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out, or in runs/SCENARIO-METHOD-SEED.")]
 Root = Annotated[Path | None, typer.Option(help="Folder of the data sets.", show_default="as `fedual data list` says")]
 Track = Annotated[
     list[str] | None,
@@ -97,7 +97,7 @@ def run(
 
 
 def times(history: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, float]:
-    """Where a run's seconds went; what the first round took beyond the second is compilation."""
+    """How a run's seconds were spent; the time of the first round beyond that of the second counts as compilation."""
     rounds = [record["seconds"] for record in history]
     compilation = max(0.0, rounds[0] - rounds[1]) if len(rounds) > 1 else 0.0
     training = sum(rounds) - compilation
@@ -107,7 +107,7 @@ def times(history: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, flo
 
 
 def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]], tau: float) -> None:
-    """Print the last round's figures, and what was left out on the way."""
+    """Print the last round's figures, and how many updates were refused and steps shortened."""
     from fedual.comparison import tempered
 
     if not history:
@@ -127,14 +127,14 @@ def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]], tau: floa
         typer.echo(note)
     guessing = math.log(scenario.model.get("outputs", math.inf))
     if "accuracy" in last and last["nll"] > guessing:
-        typer.echo(f"NLL above {guessing:.2f}, that of guessing: it did not converge; try a lower lr.")
+        typer.echo(f"The NLL is above {guessing:.2f}, that of guessing: the run did not converge; try a lower lr.")
     refused, shortened = sum(r["refused"] for r in history), sum(r["shortened"] < 1 for r in history)
     if refused or shortened:
         typer.echo(f"{refused} updates of clients were refused, {shortened} steps of the server shortened.")
 
 
 def show(rows: Iterable[Sequence[str]], *headings: str) -> None:
-    """Print a table on stdout, which is as wide as needed if it is no terminal."""
+    """Print a table on stdout, as wide as needed if stdout is not a terminal."""
     table = Table(*headings, box=None, pad_edge=False, show_header=bool(headings))
     for row in rows:
         table.add_row(*row)

@@ -2,7 +2,7 @@
 
 The SHA-256 digests of MNIST, Fashion-MNIST and CIFAR-10 were computed from the packages that `fedual.data.fetch` names
 (CIFAR-10's binary files made from PNG sheets equal the published ones, bit for bit). Those of CIFAR-100 and the MD5
-digests of the Python versions are the ones that other libraries check against; no copy was at hand to compute them.
+digests of the Python versions are the ones that other libraries check against; no copy was available to compute them.
 """
 
 import hashlib

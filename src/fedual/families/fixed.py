@@ -1,5 +1,5 @@
 # ruff: noqa: D102 (`Family` documents these methods)
-"""Gaussians of fixed precision, of which only the mean is learned: Bayesian-ADMM becomes ADMM (paper Eq. 21)."""
+"""Gaussians of fixed precision: only the mean is learned, and Bayesian-ADMM becomes ADMM (paper Eq. 21)."""
 
 import math
 from abc import abstractmethod

@@ -99,14 +99,14 @@ class Diagonal(Gaussian):
         return ~(lam.isfinite().all(-2) & (lam[..., 1, :] < 0))
 
     def inside(self, lam: Tensor) -> Tensor:
-        """The same without temporaries, as every round asks for every client."""
+        """As in `Family`, without temporaries, because every round asks for every client."""
         return finite(lam) & (lam[..., 1, :].amax(-1) < 0)
 
     def backtrack(self, lam: Tensor, target: Tensor) -> tuple[Tensor, float]:
-        """Move all coordinates but those that would lose over half of their precision; and the fraction that moves.
+        """Move all coordinates but those that would lose over half of their precision; return the moved fraction, too.
 
-        A single step size t would let one coordinate hold back all others. A t for each coordinate would leave some
-        with a small precision s, and drive their means λ[0]/s away over the rounds.
+        With a single step size t, one coordinate would hold back all others. With a t for each coordinate, some would
+        keep a small precision s, and their means λ[0]/s would diverge over the rounds.
         """
         stay = self.precision(target) < MIN_PRECISION_RATIO * self.precision(lam)
         return torch.where(stay.unsqueeze(-2), lam, target), 1 - float(stay.to(lam.dtype).mean())

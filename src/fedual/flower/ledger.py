@@ -1,8 +1,8 @@
 """The server's ledger: its state, and for every client which of its rounds counted last, in one file.
 
 A client changes its dual only after the server has said that the round counted (its *ack*), and the server says so
-only after this file is on disk. Whoever is killed, and whenever, every round of every client counts once or not at
-all.
+only after this file is on disk. Whichever process is killed, and whenever, every round of every client counts once or
+not at all.
 """
 
 import json

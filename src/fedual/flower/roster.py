@@ -22,12 +22,12 @@ from fedual.networks.randomness import num_asked
 POLL = 0.2
 """Seconds between two checks for replies or nodes."""
 LONGEST_ID = 200
-"""Letters of a client's id."""
+"""The largest number of letters in a client's id."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How the server deals with sites: how long it waits, for whom, and what it takes.
+    """How the server treats sites: how long it waits, for which clients, and which updates it accepts.
 
     Args:
         min_clients: A round starts when so many clients are connected.
@@ -41,7 +41,7 @@ class Policy:
         payload: "full", "bf16" or "int8": how λ_k − λ_g travels.
         evaluate_clients: Let the sites evaluate every round on their own data.
         readmit: Clients that lost their state, or were forgotten, and start again.
-        forget: Clients that leave for good: their duals are taken off.
+        forget: Clients that leave for good: their duals are removed from Σ_k η_k.
     """
 
     min_clients: int = 2
@@ -137,7 +137,7 @@ class Roster:
                     "run again."
                 )
             if logged != (logged := len(self.nodes) + len(self._candidates)):
-                log(INFO, "%s clients are there, and more are waited for", logged)
+                log(INFO, "%s clients are connected; waiting for more", logged)
             time.sleep(POLL)
 
     def choose(self, ledger: Ledger, turn: Sequence[int], participation: float) -> list[str]:
@@ -170,7 +170,7 @@ class Roster:
         self.rejected = {node: rejection for node, rejection in self.rejected.items() if rejection.client != client}
 
     def _greet(self, grid: Grid, now: float) -> bool:
-        """Say hello to new nodes, and after a while to rejected ones again; whether there are new nodes."""
+        """Greet new nodes, and rejected ones again after a while; return True if there are new nodes."""
         connected = set(grid.get_node_ids())
         self.nodes = {client: node for client, node in self.nodes.items() if node in connected}
         self._candidates = {client: each for client, each in self._candidates.items() if each.node in connected}
@@ -223,7 +223,7 @@ class Roster:
         return None
 
     def _admit(self, ledger: Ledger) -> None:
-        """Admit the candidates whose secret is the one they had before."""
+        """Admit the candidates that are new or show their earlier secret."""
         number = lambda client: (0, int(client), "") if client.isdecimal() else (1, 0, client)
         for client in sorted(self._candidates, key=number):
             node, secret, examples = self._candidates.pop(client)

@@ -40,7 +40,7 @@ class Folder(NamedTuple):
 
 @contextmanager
 def opened(path: Path, config: Mapping[str, Any], ledger: Ledger) -> Iterator[Folder]:
-    """Start a run, or go on with the run in this folder.
+    """Start a run, or resume the run in this folder.
 
     Args:
         path: The folder; made if it does not exist.

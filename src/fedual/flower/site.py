@@ -126,7 +126,7 @@ class Site:
 
 
 def overtaken(nonce: str, answered: str) -> bool:
-    """Whether an attempt at a round is older than the one that was answered last.
+    """True if an attempt at a round is older than the one that was answered last.
 
     Messages can overtake each other. If the older one were answered, its state could replace one that has counted in
     the meantime. Attempts of servers with different ledgers cannot be compared.

@@ -85,8 +85,8 @@ class BayesianADMM(Strategy):
         training.in_round(self.method, rounds - 1, rounds)  # refuses a learning rate that ends at 0
         if (policy.readmit or policy.forget) and self.method.server.remembers:
             raise InputError(
-                f"The server of {self.method.server} adds up changes, from which one client's part cannot be taken "
-                "off: choose another experiment."
+                f"The server of {self.method.server} adds up changes, from which one client's part cannot be "
+                "removed: choose another experiment."
             )
         # the server only sums what arrives over the network, so its tensors stay on the CPU
         self.network = None if model is None else Network.of(model).to("cpu")
@@ -134,7 +134,7 @@ class BayesianADMM(Strategy):
     ) -> Result:
         """Run all rounds; an interrupted run continues after its last round.
 
-        Of Flower's arguments after `grid` only `timeout` is used; the others were given to the constructor.
+        Flower's other arguments are ignored, except `timeout`: the constructor already has their values.
         """
         timeout = timeout or self.policy.timeout
         result = Result()
@@ -160,7 +160,7 @@ class BayesianADMM(Strategy):
 
     @property
     def resolved(self) -> Method:
-        """The method with its numbers for the present members of the federation."""
+        """The method with its numbers for the current members of the federation."""
         clients, examples = len(self.ledger.members), self.ledger.total
         steps = self.local.average_steps(clients, examples)
         return resolve(self.spec, Federation(max(1, clients), examples or 1.0, self.local.participation, steps))
@@ -172,7 +172,7 @@ class BayesianADMM(Strategy):
 
     @property
     def posterior(self) -> Posterior:
-        """The present q_g."""
+        """The current q_g."""
         assert self.network is not None
         family, lam_g = cast(Gaussian, self.method.family), self.ledger.server.lam_g
         return Posterior(self.network, family, lam_g, self.resolved.tau, self.facts["loss"])
@@ -185,12 +185,10 @@ class BayesianADMM(Strategy):
         turn = range(len(ledger.numbers))
         if self.local.participation < 1:
             turn = self.draws.turn(server.round, len(turn)).tolist()
-        lam_g, _, eta_mean = server.broadcast(self.method.dual, len(ledger.members))
-        tensors = {"lam_g": lam_g} | ({} if eta_mean is None else {"eta_mean": eta_mean})
-        if server.start is not None and (self.method.server.remembers or not server.moved):
-            tensors["start"] = server.start
-        elif self.method.server.remembers:
-            tensors["prior"] = server.prior
+        broadcast = server.broadcast(self.method.dual, len(ledger.members))
+        tensors = {name: value for name, value in broadcast._asdict().items() if value is not None}
+        if self.method.server.remembers:
+            tensors |= {"prior": server.prior} if server.start is None else {"start": server.start}
         shared, self.nonce, self.asked = wire.arrays(tensors), ledger.nonce, {}
         self.method_now = self.training.in_round(self.resolved, server.round, self.rounds)
         common = {

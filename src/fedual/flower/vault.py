@@ -58,7 +58,7 @@ def opened(folder: Path, experiment: str, client: str, wait: float = 60.0) -> It
 
     Args:
         folder: The site's folder; made if it does not exist.
-        experiment: Its name; a run that is resumed under the same name goes on.
+        experiment: Its name; a run with the same name is resumed.
         client: The client's id, one for each site.
         wait: Seconds to wait until another process or thread closes the vault.
 
@@ -126,7 +126,7 @@ class Vault:
         copies = {copy.nonce: copy for copy in (self._committed, self._pending) if copy is not None}
         if ack is not None and ack not in copies:
             raise StateLost(
-                f"Of client {self._identity['client']!r} the server counted round {ack} last, and the rounds in "
+                f"Client {self._identity['client']!r}: the server counted round {ack} last, and the rounds in "
                 f"{self._path} are: {' and '.join(copies) or 'none'}; {REMEDY}."
             )
         # both copies stay in memory, because they stay on disk if `put` fails
@@ -171,7 +171,7 @@ class Vault:
         about = json.loads(metadata["vault"])
         identity = {name: about.get(name) for name in self._identity}
         if identity != self._identity:
-            raise StateLost(f"{self._path} is of {identity}, not of {self._identity}: remove it and {REMEDY}.")
+            raise StateLost(f"{self._path} belongs to {identity}, not to {self._identity}: remove it and {REMEDY}.")
         self.secret = about["secret"]
         under = lambda prefix: {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
         self._committed, self._pending = (

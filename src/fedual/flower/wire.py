@@ -11,7 +11,7 @@ from fedual.errors import InputError
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 READ, SHOWN = 2000, 500
-"""Letters of a foreign text that are looked at, and that are shown."""
+"""How many letters of a foreign text are read, and how many are shown."""
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:

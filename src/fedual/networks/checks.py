@@ -1,4 +1,4 @@
-"""Checks of a model, its data and its loss: before any training, they are tried on a batch."""
+"""Checks of a model, its data and its loss, which are tried on a batch before any training."""
 
 import logging
 import math
@@ -40,7 +40,7 @@ def check(losses: Minibatches, test: tuple[Tensor, Tensor] | None = None) -> Non
         sets.append(("The test set", *test, torch.arange(len(test[0]), device=test[1].device)))
     if losses.network.scale is None and not data.x.is_floating_point():
         for whose, x, _, rows in sets:
-            # of many embeddings in one call, an index too large for one would silently read the next one's row
+            # with many clients' embeddings in one call, an index that is too large would read the next client's row
             extremes = torch.stack([x[rows].amin(0), x[rows].amax(0)]).to(losses.network.device)
             _try(losses.network, extremes, True, f"{whose[0].lower()}{whose[1:]}'s least and largest inputs")
     outputs = _check_model(losses)
@@ -67,12 +67,12 @@ def rehearse(losses: Minibatches, curvature: bool) -> None:
         reason = str(error).splitlines()[0]
         raise InputError(
             f"The model cannot be trained for many clients at once ({reason}): avoid recurrent layers, writing into "
-            "tensors and branches on their values, or train one client at a time with engine='sequential'."
+            "tensors and branches on their values, or train one client at a time: Execution(engine='sequential')."
         ) from error
 
 
 def _check_model(losses: Minibatches) -> torch.Size:
-    """Refuse models that draw random numbers, change buffers or couple examples; the shape of a batch's outputs."""
+    """Refuse models that draw random numbers, change buffers or couple examples; return the shape of the outputs."""
     network, data = losses.network, losses.data
     rows = lambda *index: losses.network.inputs(data.x[torch.tensor(index, device=data.x.device) % len(data.x)])
     batch = rows(*range(losses.batch_size))
@@ -92,7 +92,7 @@ def _check_model(losses: Minibatches) -> torch.Size:
 
 
 def _try(network: Network, x: Tensor, training: bool, whose: str) -> tuple[Tensor, list[torch.Size]]:
-    """Outputs and dropout's shapes of one forward pass, if it is a function of θ and x."""
+    """Outputs and dropout's shapes of one forward pass; refuse a model that is not a function of θ and x."""
     before = {name: value.clone() for name, value in network.model.named_buffers()}
     states = lambda: [torch.get_rng_state()] + ([torch.cuda.get_rng_state(x.device)] if x.is_cuda else [])
     state = states()
@@ -102,7 +102,7 @@ def _try(network: Network, x: Tensor, training: bool, whose: str) -> tuple[Tenso
         reason = str(error).splitlines()[0]
         raise InputError(
             f"The model cannot take {whose}, {x.dtype} {tuple(x.shape)} for a batch ({reason}): "
-            "reshape them, or set `scale` where integers stand for pixels."
+            "reshape them, or give Network(model, scale=…) if the integers are pixels."
         ) from error
     if not all(torch.equal(a, b) for a, b in zip(state, states(), strict=True)):
         raise InputError("The model draws random numbers in its forward pass: use only dropout, dropout1d/2d/3d.")
@@ -122,7 +122,7 @@ def _check_test(losses: Minibatches, x: Tensor, y: Tensor) -> None:
         raise InputError(f"The test set has {len(x)} inputs and {len(y)} targets: give one target to each.")
     if x.shape[1:] != losses.data.x.shape[1:] or x.dtype != losses.data.x.dtype:
         own, its = (f"{a.dtype} {tuple(a.shape[1:])}" for a in (x, losses.data.x))
-        raise InputError(f"An input of the test set is {own}, one of the clients {its}: make them the same.")
+        raise InputError(f"An input of the test set is {own}, a client's {its}: make them the same.")
     for what, values in (("inputs", x), ("targets", y)):
         if values.is_floating_point() and not values.isfinite().all():
             raise InputError(f"The test {what} contain NaN or infinity: clean the data first.")

@@ -101,7 +101,7 @@ class Clients:
 
     def _check_weights(self, weights: Sequence[Tensor]) -> None:
         if len(weights) != len(self.parts):
-            raise InputError(f"Weights for {len(weights)} clients, but there are {len(self.parts)}.")
+            raise InputError(f"Weights for {len(weights)} clients, but there are {len(self.parts)}: give each its own.")
         for k, (weight, part) in enumerate(zip(weights, self.parts, strict=True)):
             if weight.shape != (len(part),) or not (weight.isfinite().all() and (weight > 0).all()):
                 has = f"Client {k}'s weights {tuple(weight.shape)} must be {len(part)} positive, finite numbers"

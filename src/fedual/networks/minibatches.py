@@ -1,5 +1,5 @@
 # ruff: noqa: D102 (`Batches` and its bases document these methods)
-"""The clients' losses as networks see them: minibatch gradients of all clients in one batched pass.
+"""The clients' losses for networks: minibatch gradients of all clients in one batched pass.
 
 Client k goes through its N_k examples in batches of B, ⌈N_k/B⌉ an epoch, the last one smaller, in an order that
 `Draws` decides. A short batch is padded with weight zero, so that batches of different clients stack. With example
@@ -30,7 +30,7 @@ from fedual.solvers.stepper import Batches, aligned
 KEPT = 2**27
 """Bytes of noise that a round caches for the next chunk of clients, where all clients share it."""
 WIDE = 1024
-"""Examples of a client that a GPU processes at a time for the curvature: with batches of 64 it waits for Python."""
+"""Examples of a client that a GPU processes at a time for the curvature: with 64 the GPU waits for Python."""
 
 
 class Batch(NamedTuple):
@@ -52,7 +52,7 @@ class Minibatches(Batches):
     batch_size: int = 32
     local_epochs: int = 10  # passes over a client's data in a round
     local_steps: int | None = None  # in a round for every client, whatever its size, instead of `local_epochs`
-    prepared: Tensor | None = None  # all inputs as the network sees them, where there is room
+    prepared: Tensor | None = None  # all inputs as the network sees them, if they fit
     compile: bool = False  # the elementwise work of a step; on a GPU, record steps as CUDA graphs
     round: int = 0
     ids: tuple[int, ...] | None = None  # the clients of this stack; None means all
@@ -83,7 +83,7 @@ class Minibatches(Batches):
         return part
 
     def at(self, round: int) -> "Minibatches":
-        """The losses of another round: the same data, other draws."""
+        """The losses of another round, with the same data and other draws."""
         return replace(self, round=round)
 
     @property
@@ -181,7 +181,7 @@ class Minibatches(Batches):
     def uniforms(self, step: int, n: int) -> list[Tensor]:
         """The uniforms of the first n clients' dropout layers, one tensor `(n, B, ...)` a layer; empty without dropout.
 
-        A step has one draw, however many Monte-Carlo samples it takes.
+        All Monte-Carlo samples of a step share one draw of masks.
         """
         size = sum(shape.numel() for shape in self.dropout_shapes)
         if not size:

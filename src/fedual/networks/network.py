@@ -96,13 +96,13 @@ class Network:
         return self
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Stored inputs as the network sees them: x/scale; unscaled integers (of an embedding) stay what they are."""
+        """Stored inputs as the network sees them: x/scale; unscaled integers (of an embedding) stay integers."""
         if self.scale is not None:
             return x.to(self.dtype) / self.scale
         return x.to(self.dtype) if x.is_floating_point() else x
 
     def initial(self) -> Tensor:
-        """θ as the module came, `(P,)`."""
+        """θ of the module that was given, `(P,)`."""
         return self._initial.clone()
 
     def split(self, theta: Tensor) -> dict[str, Tensor]:
@@ -162,7 +162,7 @@ def _trainable(parameters: dict[str, nn.Parameter], trainable: Trainable) -> lis
                 raise InputError(f"trainable names {prefix!r}, but the model has only {', '.join(parameters)}.")
         names = [name for name in parameters if any(covers(prefix, name) for prefix in wanted)]
     if not names:
-        raise InputError("The model has no trainable parameter: there is nothing to learn.")
+        raise InputError("The model has no trainable parameter: let one require a gradient, or name it in `trainable`.")
     if len({(parameters[name].dtype, parameters[name].device) for name in names}) > 1:
         raise InputError("The trainable parameters have several dtypes or devices: move the model to one of each.")
     return names

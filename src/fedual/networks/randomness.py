@@ -51,11 +51,11 @@ def counted(device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class Draws:
-    """The draws of a run."""
+    """The random draws of a run."""
 
     seed: int = 0
-    noise: Mode = "shared"  # of the solvers' Monte-Carlo samples
-    order: Mode = "shared"  # of examples
+    noise: Mode = "shared"  # in the solvers' Monte-Carlo samples
+    order: Mode = "shared"  # in which clients go through their examples
 
     def __post_init__(self) -> None:
         for name, mode in (("noise", self.noise), ("order", self.order)):
@@ -84,7 +84,7 @@ class Draws:
         return digest(self.seed, NOISE, 0 if self.noise == "shared-fixed" else round)
 
     def noise_rows(self, clients: list[int]) -> list[int]:
-        """Whose noise is drawn for these clients: their own, or that of one for all."""
+        """The clients whose noise is drawn for these clients: themselves, or client 0 for all."""
         return clients if self.noise == "independent" else [0]
 
     def dropout_key(self, round: int) -> int:

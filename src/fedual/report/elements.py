@@ -1,4 +1,4 @@
-"""What the template draws: sections made of plots, pictures and tables.
+"""The elements that the template draws: sections made of plots, pictures and tables.
 
 A plot has two axes, lines and bars. Colours are CSS variables, so that plots follow the page's dark mode.
 """

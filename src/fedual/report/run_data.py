@@ -64,7 +64,7 @@ class RunData:
     clients: dict[str, Any] | None = None
     test: Evidence | None = None
     posterior: bool = False  # the folder has one
-    diverged: str | None = None  # why the run could not go on
+    diverged: str | None = None  # why the run could not continue
     name: str = ""  # on the page
     colours: Mapping[str, str] = field(default_factory=dict)  # of its lines, by the suffix of the metric
 

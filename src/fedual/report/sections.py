@@ -1,4 +1,4 @@
-"""What the page says of one run: its last metrics, clients, calibration, most uncertain examples."""
+"""The page's sections about one run: its last metrics, clients, calibration, most uncertain examples."""
 
 import math
 import struct
@@ -155,7 +155,7 @@ def uncertain(run: RunData, test: Evidence) -> Section:
     images = pictures(inputs, number(run.config, "scale"))
     encoded = (b64encode(png(image)).decode() for image in (() if images is None else images))
     ignorance = "" if run.classes is None else f"; complete ignorance is {short(round(math.log(run.classes), 2))} nats"
-    words = f"Those with the highest predictive entropy{ignorance}."
+    words = f"The examples with the highest predictive entropy{ignorance}."
     cards = [(f"data:image/png;base64,{image}", row) for image, row in zip(encoded, rows, strict=False)]
     words += " A red frame marks a wrong prediction." if cards else ""
     return Section(words, cards=cards, tables=[Table("The most uncertain test examples", head, rows)])

@@ -1,4 +1,4 @@
-"""A run in words: whether it finished, converged and beat guessing, and whom it left out. Each remark says its rule."""
+"""Remarks on a run, each with its rule: did it finish, converge and beat guessing, and who was left out?"""
 
 import math
 from collections import Counter, defaultdict
@@ -37,7 +37,7 @@ def verdict(run: RunData) -> list[Remark]:
 
 
 def _end(run: RunData) -> Remark | None:
-    """Whether the run diverged or stopped before its last round."""
+    """A remark if the run diverged or stopped before its last round, else None."""
     last = next((record for record in reversed(run.history) if any(key in record for key in JUDGED)), {})
     values = {key: number(last, key) for key in JUDGED if key in last}
     advice = "Lower the learning rate, or raise ρ."
@@ -131,7 +131,7 @@ def absences(run: RunData) -> list[Absence]:
 
 
 def _missing(run: RunData) -> Iterator[Remark]:
-    """Who was left out, and how often."""
+    """A remark about the clients that were left out, and how often, if any were."""
     refused, asked = (sum(int(number(r, key) or 0) for r in run.history) for key in ("refused", "active"))
     if not refused:
         return

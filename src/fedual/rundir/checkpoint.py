@@ -1,4 +1,4 @@
-"""Snapshots: all that a run needs to go on, in a folder that exists whole or not at all.
+"""Snapshots: all that a run needs to be resumed, in a folder that exists whole or not at all.
 
     checkpoint-12/   server.safetensors · clients-00000.safetensors, … (rows of consecutive clients) · meta.json
 

@@ -27,7 +27,7 @@ def seal(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
 
 
 def verify(content: bytes) -> bool:
-    """Whether a file carries a seal and none of its bytes has changed."""
+    """True if a file carries a seal and none of its bytes has changed."""
     start = _seal_start(content)
     return start is not None and content[start : start + DIGITS] == checksum(content).encode()
 

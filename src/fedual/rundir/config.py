@@ -1,4 +1,4 @@
-"""The config of a run compared with the config with which it is resumed."""
+"""Comparison of a run's config with the config with which it is resumed."""
 
 import json
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ Difference = tuple[str, str, str]
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[Difference]:
     """The settings that differ, in the order of the old config.
 
-    `rounds` may have grown, and what has no influence on the result may differ. A setting that did not exist yet had
-    its default.
+    `rounds` may have grown, and settings without influence on the result may differ. A setting that did not exist yet
+    counts as its default.
     """
     before, after = old.get("rounds"), new.get("rounds")
     if isinstance(before, int) and isinstance(after, int) and before <= after:
@@ -28,7 +28,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[Difference]:
 
 
 def _comparable(config: dict[str, Any]) -> dict[str, Any]:
-    """A config with every setting of today and without those that may change."""
+    """A config with all settings of this version except those that may change."""
     config = dict(config)
     for name, section in settings.SECTIONS.items():
         if isinstance(config.get(name), dict):

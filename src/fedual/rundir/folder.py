@@ -1,4 +1,4 @@
-"""The folder of a run, from which a run that was killed at any moment can go on.
+"""The folder of a run, from which a run that was killed at any moment can be resumed.
 
     out/   config.json · environment.json · metrics.jsonl (one JSON object a round) · checkpoint-<round>/
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fedual.backends.client_store import Store
 
 NAMED = 3
-"""Settings that the refusal of another config names at most: rules let one setting change several others."""
+"""How many differences the refusal of another config names: through rules, one setting can change several others."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], config: dict[str, Any] | None = None) -> "RunDirectory":
-        """Open the folder of a run, to read it or to go on with it.
+        """Open the folder of a run, to read or to resume it.
 
-        `config` is the config to go on with: that of the run, except that `rounds` may have grown (the larger number
-        is stored). Without it, the run can only be read.
+        `config` is the config of the resumed run: the stored one, except that `rounds` may have grown (the larger
+        number is stored). Without it, the run can only be read.
         """
         run = cls(Path(path), {})
         content = run._read_config()
@@ -128,7 +128,7 @@ class RunDirectory:
         return records
 
     def rewind(self, round: int) -> None:
-        """Make the folder agree with the snapshot of `round` (0 without a snapshot) before the run goes on.
+        """Make the folder agree with the snapshot of `round` (0 without a snapshot) before a run is resumed.
 
         Removes the records of later rounds, and the remains of other snapshots.
         """
@@ -140,9 +140,9 @@ class RunDirectory:
     def save(self, round: int, server: dict[str, Tensor], meta: dict[str, Any], store: "Store") -> None:
         """Replace the last snapshot, which stays until the new one is whole.
 
-        A round that is already saved is not written again, because a run is a function of its config. `meta` is what
-        else is needed to go on, as JSON values; floats come back exactly, including NaN and ±∞. The clients' rows in
-        `store` are read in parts.
+        A round that is already saved is not written again, because a run is a function of its config. `meta` holds
+        all else that a resumed run needs, as JSON values; floats come back exactly, including NaN and ±∞. The clients'
+        rows in `store` are read in parts.
         """
         last = checkpoint.newest(self.path)
         if last and round <= last[0]:

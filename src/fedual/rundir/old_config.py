@@ -1,6 +1,6 @@
-"""Folders that fedual 0.1 wrote: their config.json, with flat settings and the method as a text, in today's form.
+"""Conversion of the config.json that fedual 0.1 wrote, with flat settings and the method as a text.
 
-This is the only place that knows the old form. The text of a method is taken apart here, once, and never evaluated.
+Only this module knows the old form. It parses the text of a method once and never evaluates it.
 """
 
 import ast
@@ -12,16 +12,16 @@ from fedual.errors import DataError
 from fedual.parts import VERSION
 
 CONFIG_VERSION = 2
-"""Of config.json; fedual 0.1 wrote none."""
+"""The version of config.json; fedual 0.1 wrote none."""
 _TRAINING = ("batch_size", "local_epochs", "local_steps", "participation", "schedule", "decay", "noise", "order")
 _EXECUTION = ("engine", "chunk", "compile", "precision")
 _EVALUATION = ("evaluate_every", "samples")
 _LONG = 200
 _POWERS = {"coldest": -2, "strongest": 1}
-"""Powers of the length of a round by which limits of rules went."""
+"""The power of the length of a round with which each limit of a rule was multiplied."""
 _DEFAULTS = {"decay": 1.0, "participation": 1.0, "compile": False}
 """Settings that the oldest configs lack, with the values that those runs used."""
-_RULES = (  # how the old rules were written, and what they are now; the number of a rule had six digits
+_RULES = (  # the old text of a rule, its present form, and the field of its number, which had six digits
     (
         re.compile(r"([\d.e+-]+)/λS"),
         {"type": "RoundRate", "most": 0.1, "coldest": 6.25e6, "schedule": "harmonic"},
@@ -35,10 +35,10 @@ _RULES = (  # how the old rules were written, and what they are now; the number 
 
 
 def converted(config: dict[str, Any]) -> dict[str, Any]:
-    """An old config in today's form; one of today is returned as it is.
+    """An old config in the present form; a config of this version is returned unchanged.
 
     Raises:
-        DataError: A version that is not known, or a method that cannot be taken apart.
+        DataError: The version is unknown, or the method cannot be parsed.
     """
     if (version := config.get("version", 1)) == CONFIG_VERSION:
         return config
@@ -46,7 +46,7 @@ def converted(config: dict[str, Any]) -> dict[str, Any]:
         raise DataError(
             f"The run has a config of version {version!r}, this fedual reads up to {CONFIG_VERSION}: update it."
         )
-    flower = config.get("engine") == "flower"  # no simulated run, so without settings of its execution
+    flower = config.get("engine") == "flower"  # a deployed run has no settings of its execution
     execution = () if flower else _EXECUTION
     rest = {key: value for key, value in config.items() if key not in (*_TRAINING, *execution, *_EVALUATION)}
     pick = lambda keys: {key: config.get(key, _DEFAULTS.get(key)) for key in keys if key in config or key in _DEFAULTS}
@@ -66,7 +66,7 @@ def converted(config: dict[str, Any]) -> dict[str, Any]:
     except DataError:
         if not flower:
             raise
-        del new["method"]  # its rules waited for the sites; a report does without it, and a resumed run is refused
+        del new["method"]  # it has rules without numbers: a report leaves it out, and resuming is refused
         return new
     scenario = config.get("scenario")
     if isinstance(scenario, dict) and isinstance(scenario.get("method"), str):
@@ -75,7 +75,7 @@ def converted(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def method_from_text(text: str, length: float = 1.0) -> dict[str, Any]:
-    """The dict of a method from the text that stood in old configs and records, for rounds of length L."""
+    """The dict of a method from its text in old configs and records, for rounds of length L."""
     rules: list[dict[str, Any]] = []
     for pattern, part, number in _RULES:
 
@@ -103,9 +103,9 @@ def method_from_text(text: str, length: float = 1.0) -> dict[str, Any]:
 
 
 def matched(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """A converted config with the method of `new` where both are the same but for digits that the text lacked.
+    """A converted config with the method of `new`, if both differ only in digits that the text did not have.
 
-    The scenario's settings of the method follow: the old form left out those that were zero.
+    It then also gets the scenario's settings of `new`, because the old form left out those that were zero.
     """
     if not _close(old.get("method"), new.get("method")):
         return old
@@ -116,7 +116,7 @@ def matched(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def _close(old: Any, new: Any) -> bool:
-    """Whether two methods agree to the six digits that the old text had of a rule."""
+    """True if two methods agree to six digits, which the old text had of a rule's number."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = (old.keys() | new.keys()) - {"name"}
         return all(_close(old.get(key), new.get(key)) for key in keys)

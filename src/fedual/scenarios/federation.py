@@ -42,8 +42,8 @@ class Source(NamedTuple):
     x_test: Tensor
     y_test: Tensor
     scale: float | None
-    groups: Tensor | None  # (N,), the client of every training example, where the data say it
-    description: Table  # what a run's config keeps of them
+    groups: Tensor | None  # (N,), the client of every training example, if the data define it
+    description: Table  # what a run's config stores about them
 
 
 def materialise(
@@ -52,8 +52,8 @@ def materialise(
     """Load the data from the folder `root` of the data sets, and draw network, subset and split from the seed.
 
     A `fraction` below 1 keeps round(fraction · N) of the N training examples, drawn uniformly and without replacement
-    from the seed, whatever their class; the paper publishes no rule for its "10 %". With `validation` above 0, that
-    part of every client's examples (see `hold_out`) becomes the test part, and the true test set is left alone.
+    from the seed, whatever their class; the paper publishes no rule for its "10 %". With `validation` above 0, this
+    fraction of every client's examples (see `hold_out`) replaces the test set, which is not used.
     """
     if not 0 <= validation < 1:
         raise InputError(f"validation = {validation}: it must be at least 0 and below 1.")
@@ -132,7 +132,7 @@ def _model(scenario: Scenario) -> nn.Module:
 
 
 def _recipe(model: Table) -> Table:
-    """How a posterior that is loaded finds its network, see `fedual.posterior`; a function is only named there."""
+    """How a loaded posterior finds its network (`fedual.posterior`); a function is named there, not stored."""
     settings = {key: value for key, value in model.items() if key not in ("name", "function")}
     return {"model": model.get("name", model.get("function")), "settings": settings}
 
@@ -169,8 +169,8 @@ def subset(num_examples: int, fraction: float, seed: int) -> Tensor:
 def hold_out(parts: Sequence[Tensor], validation: float, seed: int) -> tuple[list[Tensor], Tensor]:
     """Hold out round(validation · n) of every client's n examples, at least 1 and at most n − 1; none where n = 1.
 
-    Each example has one random rank in the whole federation, and a client holds out those of lowest rank. Where
-    clients share examples they thus agree as far as they can, and what one holds out, none trains on.
+    Each example has one random rank in the whole federation, and a client holds out those of lowest rank. Clients that
+    share examples thus mostly hold out the same ones, and no client trains on an example that another holds out.
 
     Returns:
         The indices on which each client still trains, and the union of those that are held out; all sorted.

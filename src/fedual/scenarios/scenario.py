@@ -1,11 +1,11 @@
-"""Read a scenario: its TOML file, then a preset, then the settings given by hand.
+"""Read a scenario: its TOML file, then a preset, then single settings.
 
-[data]     name, or the user's file or sites and how to read them; fraction of the training examples that is used
-[split]    kind (dirichlet | homogeneous | two-class), clients, what the kind may be told; or kind (sites | column)
+[data]     name, or the user's file or sites and how to read them; fraction of the training examples to use
+[split]    kind (dirichlet | homogeneous | two-class), clients, settings of the kind; or kind (sites | column)
 [model]    name, settings of `fedual.models.build`; or the user's function, module:function, and its arguments
-[train]    arguments of `fedual.fitting.fit`
+[train]    rounds, loss, and the settings of `fedual.settings`
 [method.NAME]         settings of `fedual.methods.build`; [method.NAME.train] wins over [train]
-[preset.NAME.TABLE]   laid over TABLE when the preset is asked for
+[preset.NAME.TABLE]   overrides TABLE if the preset is chosen
 [sweep.NAME]          lists of values to try; every combination is a trial
 """
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 Table = dict[str, Any]
 DEFAULT = "default"
-"""The preset that every scenario has: the method's own defaults, whatever the file says about it."""
+"""The preset that every scenario has: the method's own defaults, whatever the file sets for it."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One method on one scenario, with all that was said about it; what was left unsaid keeps fedual's defaults."""
+    """One method on one scenario, with the settings that were given; all others have fedual's defaults."""
 
     name: str
     title: str
@@ -46,7 +46,7 @@ class Scenario:
     method: str
     settings: Table
     sweep: Table
-    folder: Path = Path()  # what the paths of the user's files and modules are relative to
+    folder: Path = Path()  # paths of the user's files and modules are relative to it
 
     def spec(self) -> "MethodSpec":
         """The method with its settings."""
@@ -55,7 +55,7 @@ class Scenario:
         return methods.spec(self.method, **self.settings)
 
     def override(self, key: str, value: Any, where: str) -> "Scenario":
-        """Change one setting, named `table.key` or, where only one table has it, `key`; `where` it was given."""
+        """Change one setting, named `table.key` or, if only one table has it, `key`; errors begin with `where`."""
         tables = self._keys()
         table, dot, name = key.partition(".")
         if dot:
@@ -72,7 +72,7 @@ class Scenario:
         return replace(self, **{field: {**getattr(self, field), name: value}})
 
     def trials(self) -> list[tuple[Table, "Scenario"]]:
-        """Every combination of the values in [sweep], with the scenario that has it."""
+        """Every combination of the values in [sweep], with the scenario that has these settings."""
         found, where = [], f"scenario {self.name}, [sweep.{self.method}]"
         for values in product(*self.sweep.values()) if self.sweep else ():
             settings = dict(zip(self.sweep, values, strict=True))
@@ -80,7 +80,7 @@ class Scenario:
         return found
 
     def describe(self) -> Table:
-        """What stands in a run's config: all but folder and sweep, and the rounds, which a resumed run may add to."""
+        """What a run's config stores: all but folder, sweep, and rounds, which may grow when the run is resumed."""
         described = asdict(self)
         del described["folder"], described["sweep"], described["train"]["rounds"]
         return described
@@ -150,7 +150,7 @@ def load(
 
     Args:
         name_or_path: One of `names()`, or a file that ends in .toml.
-        preset: One of the file's presets, laid over its tables; or `default`, which leaves the method's table out.
+        preset: One of the file's presets, which overrides its tables; or `default`, which ignores the method's table.
         sets: `key=value` each, applied last, in order: `lr=0.01`, `train.batch_size=16`, `split.clients=20`.
         method: Any of `fedual.methods.METHODS`; without a table in the file it has its default settings.
 
@@ -187,7 +187,7 @@ def load(
 
 
 def _laid_over(below: Table, above: Table) -> Table:
-    """Merge two tables, and the tables in them: what is above wins."""
+    """Merge two tables, and the tables in them; `above` overrides `below`."""
     merged = dict(below)
     for key, value in above.items():
         merged[key] = _laid_over(below.get(key, {}), value) if isinstance(value, dict) else value
@@ -195,6 +195,6 @@ def _laid_over(below: Table, above: Table) -> Table:
 
 
 def _types(defaults: Table) -> dict[str, type | None]:
-    """The types that settings take after their defaults: None says nothing, and TOML writes tuples as lists."""
+    """The types of settings, from their defaults; None accepts any type, and tuples are lists in TOML."""
     kinds = {type(None): None, tuple: list}
     return {key: kinds.get(type(value), type(value)) for key, value in defaults.items()}

@@ -1,4 +1,4 @@
-"""What a scenario file may say: its tables, their keys and the types of their values."""
+"""What a scenario file may contain: its tables, their keys and the types of their values."""
 
 import math
 import tomllib
@@ -17,7 +17,7 @@ DATA: Keys = {
     **{"sites": None, "drop": list, "standardise": bool},
 }
 SOURCES = ("name", "file", "sites")
-"""Where data come from, one of them: fedual, a file of the user's, or one for each client."""
+"""The source of the data, exactly one of: a data set of fedual's, a file of the user's, one file for each client."""
 SPLIT: Keys = {
     **dict.fromkeys(("kind", "column"), str),
     **dict.fromkeys(("clients", "per_class", "max_uses"), int),
@@ -30,7 +30,7 @@ SPLITS = {
     "sites": (),
     "column": ("column",),
 }
-"""The kinds of split, and what each may be told beside the number of clients."""
+"""The kinds of split, and the settings of each besides the number of clients."""
 NATURAL = ("sites", "column")
 """The kinds whose clients are in the data."""
 REQUIRED = {"data": (SOURCES,), "split": (("kind",),), "model": (("name", "function"),), "train": (("rounds",),)}
@@ -39,7 +39,7 @@ LAYERED = (*REQUIRED, "method")
 
 
 def train_keys() -> Keys:
-    """What [train] may say: the settings of a run (`fedual.settings`), its number of rounds and its loss."""
+    """What [train] may contain: the settings of a run (`fedual.settings`), its number of rounds and its loss."""
     from fedual import settings
 
     literals = {name: str if get_origin(kind) is Literal else kind for name, kind in settings.flat_kinds().items()}
@@ -143,7 +143,7 @@ def check_table(table: str, values: Table, keys: Keys, where: str) -> None:
 
 
 def check_type(key: str, value: Any, kind: type | None, where: str) -> None:
-    """Refuse a value of another type than `kind` (None: any); whole numbers pass for floats, NaN and ∞ for nothing."""
+    """Refuse a value of another type than `kind` (None: any), NaN and ∞; whole numbers are accepted as floats."""
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{where}: {key} = {value}: it must be a finite number.")
     if kind is None:
@@ -162,7 +162,7 @@ def known(what: str, name: str, names: Iterable[str], where: str) -> None:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Split `key=value`; the value is one of TOML, and what TOML does not know as a value is a bare word.
+    """Split `key=value`; the value is parsed as TOML, or taken as a text if it is not a TOML value.
 
     Example:
         >>> parse_setting("lr=1e-3"), parse_setting("train.noise=shared-fixed")

@@ -77,7 +77,7 @@ def compare(
 
 
 def _loss(done: Mapping[str, Any]) -> float:
-    """The validation NLL at the mean, or the loss of a kind that has none; ∞ where the run diverged."""
+    """The validation NLL at the mean, or the loss if there is no NLL; ∞ if the run diverged."""
     record = done["record"]
     return record.get("nll", record.get("loss")) if record else math.inf
 

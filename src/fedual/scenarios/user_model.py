@@ -1,7 +1,7 @@
 """A model of the user's: `module:function`, a file beside the scenario and a function in it that returns a module.
 
-The file is imported anew every time, with its folder in front of the module path for that long only: two folders may
-each have a model.py.
+The file is imported anew every time, with its folder at the front of the module path only while it is used: two
+folders may each have a model.py.
 """
 
 import importlib
@@ -36,7 +36,7 @@ def build(function: str, folder: Path, settings: Mapping[str, Any]) -> nn.Module
 
 
 def arguments(function: str, folder: Path) -> list[str] | None:
-    """The names of a function's arguments; None where it takes any."""
+    """The names of a function's arguments; None if it takes any."""
     with _imported(function, folder) as found:
         known = inspect.signature(found).parameters.values()
     return None if any(argument.kind == argument.VAR_KEYWORD for argument in known) else [a.name for a in known]
@@ -44,7 +44,7 @@ def arguments(function: str, folder: Path) -> list[str] | None:
 
 @contextmanager
 def _imported(given: str, folder: Path) -> Iterator[Callable[..., Any]]:
-    """The function, while the modules of its folder can be imported; afterwards all is as it was."""
+    """Yield the function while its folder can be imported from; then restore the path and the modules."""
     module, _, name = given.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), name)):
         raise InputError(f"The model {given!r}: write module:function, e.g. model:build for build in model.py.")

@@ -1,14 +1,14 @@
 """Rates, limits and decays that a client works out from its network, its data and the current mean.
 
 They are parts of a solver with plain numbers for fields, so that one setting serves MLPs and CNNs, inputs in [0, 1] or
-in [0, 255]. A layer z = Wx answers to a change of W by (RMS of the change) · RMS(x) · √fan_in. The unit of its weights
-is therefore
+in [0, 255]. A change of W changes the output z = Wx of a layer by (RMS of the change) · RMS(x) · √fan_in. The unit of
+its weights is therefore
 
     a = s/(max(RMS(x), ½) √fan_in)                                              (for a bias x = 1)
 
-where s is 1, unless the network passes the unit of its inputs on, as with ReLUs and inputs up to 255: where its inputs
-and those of the next layer (of the last layer, its own) are both larger than 1, s is the smaller RMS of the two, since
-outputs so large have further to go.
+where s is 1, unless large inputs stay large in the network, as inputs up to 255 do with ReLUs: if the RMS of the
+network's inputs and that of the next layer's inputs (for the last layer, its own inputs) are both above 1, s is the
+smaller of the two, because larger outputs have further to go.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from fedual.errors import require_positive
 from fedual.solvers.stepper import Batches, Schedule
 
 EXAMPLES = 64
-"""Examples of each client that say how large a layer's inputs are."""
+"""Number of examples of each client from which the statistics of a layer's inputs are computed."""
 WEIGHT_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 OTHER = 0.2
 """a for parameters of layers without weight matrices, e.g. the scales of a normalisation, which start at 1."""
@@ -53,18 +53,18 @@ class InitialNoise(_Positive):
 
 @dataclass(frozen=True)
 class RoundRate(_Positive):
-    """IVON's learning rate such that the S steps of a round together make a given gain, whatever λ is.
+    """IVON's learning rate, such that the S steps of a round add up to a given gain, whatever λ is.
 
         α = gain/(min(λ, coldest) S), at most `most`
 
-    With a constant gradient g they add up to gain · (noise · RMS(W))² g. Where λ is large, h₀ is soon small beside the
-    curvature, and a large λ counts as `coldest`. Where λh is the curvature of the loss, steps with α > 1 overshoot.
+    With a constant gradient g the steps sum to gain · (noise · RMS(W))² g. If λ is large, the curvature soon dominates
+    h₀, so a λ above `coldest` counts as `coldest`. If λh is the curvature of the loss, steps with α > 1 overshoot.
     """
 
     gain: float
     coldest: float
     most: float
-    schedule: Schedule = "harmonic"  # over rounds, unless one is chosen
+    schedule: Schedule = "harmonic"  # over rounds, unless another one is chosen
 
     def rate(self, losses: Batches, ess: Tensor) -> Tensor:
         """α of each client, shaped as λ."""
@@ -102,12 +102,12 @@ class StepLimit(_Positive):
 
 @dataclass(frozen=True)
 class HiddenDecay(_Positive):
-    """Weight decay of hidden layers, as under the prior N(0, 1/(strength · fan_in)), times the mean loss.
+    """Weight decay of hidden layers in the mean loss, as from the prior N(0, 1/(strength · fan_in)).
 
         decay = min(strength · fan_in, strongest) · min(1, 4 Var(x))
 
-    It is weaker where a layer's inputs hardly vary between examples: a layer that does not tell examples apart yet has
-    to grow first. The first layer's weights do not decay, since its inputs come in any unit.
+    It is weaker while a layer's inputs hardly vary between examples, because a layer that does not separate examples
+    yet has to grow first. The first layer's weights do not decay, because its inputs can have any scale.
     """
 
     strength: float
@@ -163,7 +163,7 @@ def weight_units(losses: Batches, mean: Tensor) -> Tensor:
 
 
 def weight_sizes(losses: Batches, mean: Tensor) -> Tensor:
-    """RMS(W) of every parameter's layer, `(K, P)`; a bias counts as its layer's weights."""
+    """RMS(W) of every parameter's layer, `(K, P)`; a bias gets the value of its layer's weights."""
     tensors = losses.network.split(mean)
 
     def size(name: str) -> Tensor:

@@ -19,8 +19,8 @@ from fedual.families import Curvature, Delta, Family, Gaussian, Rule, inner, kl,
 class Loss(Losses):
     """Differentiable losses with a client axis: `losses(θ)` takes θ `(..., K, P)` to `(..., K)`.
 
-    Subclasses say what they are with `__len__`, `__getitem__` and `__call__`; those that know their expectations under
-    q in closed form override `moments` or `natural_gradient`.
+    Subclasses define `__len__`, `__getitem__` and `__call__`; those with closed-form expectations under q also override
+    `moments` or `natural_gradient`.
     """
 
     def __call__(self, theta: Tensor, /) -> Tensor:
@@ -32,7 +32,7 @@ class Loss(Losses):
     ) -> "Moments":
         """E_q of the loss and its derivatives for `lam` `(K, R, P)`, by the nodes of a rule.
 
-        `curvature` says how much of the Hessian is wanted: what the family's natural gradient needs, unless given.
+        `curvature` is the part of the Hessian to compute; by default what the family's natural gradient needs.
         """
         theta, weight = family.nodes(lam, rule, step)
         mean = lambda x: (weight.reshape(*weight.shape, *(1,) * (x.dim() - weight.dim())) * x).sum(0)
@@ -140,7 +140,7 @@ def tolerance(tol: float | None, like: Tensor) -> float:
 
 
 def require_finite(value: Tensor) -> None:
-    """Refuse a loss that is not finite where a client starts, by client."""
+    """Raise if the loss of a client is not finite at its start."""
     bad = (~value.isfinite()).nonzero()[:, 0].tolist()
     if bad:
         raise DomainError(
@@ -154,7 +154,7 @@ def not_converged(name: str, rule: str, residual: Tensor, tol: float, steps: int
     bad = int((~(residual <= tol)).sum())
     return NotConvergedError(
         f"{name} did not reach {rule} ≤ {tol:.1e} in {steps} steps for {bad} of {len(residual)} clients "
-        f"(worst: {float(residual.max()):.1e}): raise max_steps or tol, or a larger rho for an easier problem."
+        f"(worst: {float(residual.max()):.1e}): raise max_steps or tol, or raise rho for an easier problem."
     )
 
 

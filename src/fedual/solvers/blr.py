@@ -6,10 +6,10 @@
 whose fixed point is the stationarity condition of Eq. 15. With a deterministic rule each client's β follows the
 secant of the last step (Barzilai–Borwein; plain β = 1 can oscillate for ever) and is halved where a step would
 leave the domain or not bring the objective down; the stopping rule is ‖λ_target − λ‖ ≤ tol (1 + ‖λ‖). With fresh
-noise the solver takes `max_steps` steps of size β and stops; a client whose last step left the domain has no answer.
+noise the solver takes `max_steps` steps of size β and stops.
 
-Where η_k has taken more curvature away than ρ q_g and the loss have, Eq. 15 is unbounded below and q runs away from
-q_g without end. Such a client gets λ_k = NaN; the round refuses and counts it.
+If η_k subtracts more curvature than ρ q_g and the loss add, Eq. 15 is unbounded below and q moves away from q_g without
+end. Such a client, and one whose last noisy step left the domain, gets λ_k = NaN; the round refuses and counts it.
 """
 
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ from fedual.solvers.base import Stateless, not_converged, objective, require_fin
 class BLR(Stateless):
     """Natural-gradient descent on Eq. 15."""
 
-    rule: Rule = GaussHermite(20)  # how E_q is taken
+    rule: Rule = GaussHermite(20)  # how E_q is computed
     beta: float = 1.0  # the (first) step size, in (0, 1]
     tol: float | None = None  # of the stopping rule; √eps of the dtype if None
-    max_steps: int = 200  # then `NotConvergedError` is raised; with fresh noise the number of steps
+    max_steps: int = 200  # the number of steps with fresh noise; otherwise the limit (`NotConvergedError`)
     max_kl: float = 100.0  # KL(q ‖ q_g) in nats a parameter beyond which a client's problem counts as unbounded
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class BLR(Stateless):
             trial = torch.where(inside[:, None, None], trial, lam[todo])
             new_target, new_value, new_residual = self._look(part, trial)
             change = new_value - value[todo]
-            level = change.abs() <= 1e-5 * (1 + value[todo].abs())  # E_q is inexact here: the residual tells
+            level = change.abs() <= 1e-5 * (1 + value[todo].abs())  # below the error of E_q: compare residuals
             good = inside & ((change < 0) | level & (new_residual < recent[todo].amax(-1)))
             moved, turned = trial - lam[todo], (target[todo] - lam[todo]) - (new_target - trial)
             secant = inner(moved, moved) / inner(moved, turned)
@@ -104,7 +104,7 @@ class BLR(Stateless):
 
 @dataclass(frozen=True)
 class AtServer(Stateless):
-    """No solver at all: stay at q_g and report ∇_μ E_{q_g}[ℓ_k]/τ, for the federation's own learning rule."""
+    """Stay at q_g and report ∇_μ E_{q_g}[ℓ_k]/τ, for the learning rule that the server runs (`Relax`)."""
 
     rule: Rule = Delta()
 

@@ -45,7 +45,7 @@ class Conjugate(Loss):
     def natural_gradient(self, family: Family, lam: Tensor, rule: Rule, step: int = 0) -> tuple[Tensor, Tensor]:
         """E_q[ℓ_k] = −⟨c_k, μ⟩ and its gradient −c_k, without quadrature."""
         if family != self.family:
-            raise InputError(f"These losses are conjugate to {self.family}, not to {family}.")
+            raise InputError(f"These losses are conjugate to {self.family}, not to {family}: use the same family.")
         return -inner(self.c, family.expectation(lam)), -self.c
 
 

@@ -35,16 +35,15 @@ class IVON(Stepper):
     Args:
         lr: The learning rate α.
         samples: Monte-Carlo samples a step.
-        h0: h at the first step of a client while the server sits at the prior; afterwards q starts at q_g (h = 0).
+        h0: h at the first step of a client while the server is at the prior; afterwards q starts at q_g (h = 0).
         beta1: Decay of the momentum g, which is carried from round to round.
         beta2: Decay of the curvature h.
         clip: The preconditioned step of each parameter is limited to ±clip, before the learning rate; 0 is no limit.
-        weight_decay: ½ weight_decay ‖θ‖² is added to a client's mean loss. With ρ = 0 it is the whole prior: δ =
-            weight_decay and m_p = 0, with λ = N_k/τ, while q starts at q_g all the same.
+        weight_decay: ½ weight_decay ‖θ‖² is added to a client's mean loss. With ρ = 0 it is the prior: δ with m_p = 0.
         debias: Divide g by 1 − β₁ᵗ, t counted over all rounds.
-        hold: An extension of Algorithm 2: the fraction of the proximal term that holds the mean to m_g at least. Where
-            a multiplier outweighs the proximal term, u > δ, nothing else does, and the mean runs away. With a hold θ
-            its pull is max(δ − u, θδ) around m_p; h, and where the federation comes to rest, stay the same.
+        hold: An extension of Algorithm 2: the mean is pulled to m_p with at least this fraction of the proximal term,
+            max(δ − u, hold · δ). Without it the mean diverges if a multiplier outweighs the proximal term, u > δ. h
+            and the federation's fixed points stay the same.
     """
 
     lr: float | RoundRate = 0.03
@@ -80,7 +79,7 @@ class IVON(Stepper):
 
     def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
         if not isinstance(family, Diagonal):
-            raise InputError(f"IVON works on Diagonal Gaussians, not on {family}.")
+            raise InputError(f"IVON works on Diagonal Gaussians, not on {family}: use Diagonal().")
         momentum = prior.new_zeros(num_clients, prior.shape[-1])
         return {"momentum": momentum, "steps": momentum.new_zeros(num_clients)}
 
@@ -109,7 +108,7 @@ class IVON(Stepper):
         variables = {"mean": mean, "curvature": curvature, "ess": ess, "lr": lr}  # curvature is h + δ from here on
         variables |= {"offset": offset, "slope": slope, "limit": limit} | ({"pull": pull} if self.hold else {})
         carry = problem.carry or {"momentum": torch.zeros_like(mean), "steps": mean.new_zeros(len(mean))}
-        return variables | {name: value.clone() for name, value in carry.items()}  # steps are taken in place
+        return variables | {name: value.clone() for name, value in carry.items()}  # because steps are in place
 
     def place(self, variables: Variables, noise: Tensor) -> Tensor:
         """θ = m + σε, σ = 1/√(λ (h + δ))."""
@@ -128,7 +127,7 @@ class IVON(Stepper):
         return {**moved, "mean": mean - variables["lr"] * direction}
 
     def _direction(self, variables: Variables) -> Tensor:
-        """(g + v − u m_p + B (m − m_p))/(h + δ), B = δ − u or what holds the mean."""
+        """(g + v − u m_p + B (m − m_p))/(h + δ), B = δ − u or the pull of `hold`."""
         first = variables["momentum"]
         if self.debias:
             first = first / (1 - self.beta1 ** variables["steps"])[:, None]

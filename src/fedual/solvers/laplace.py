@@ -1,5 +1,5 @@
 # ruff: noqa: D102 (`SGD` and `Stepper` document these methods)
-"""Laplace's method at a client: the posterior mode, and the diagonal Gauss–Newton matrix there for a precision."""
+"""Laplace's method at a client: the posterior mode, and the diagonal Gauss–Newton matrix there as the precision."""
 
 from dataclasses import dataclass
 

@@ -24,9 +24,9 @@ class Point(Stateless):
     """Minimise over the mean by "newton" (damped by a line search), "lbfgs", or "gradient" (descent with momentum)."""
 
     optimiser: Literal["newton", "lbfgs", "gradient"] = "newton"
-    rule: Rule = Delta()  # how E_q is taken
-    lr: float = 0.01  # of "gradient"
-    momentum: float = 0.9  # of "gradient"
+    rule: Rule = Delta()  # how E_q is computed
+    lr: float = 0.01  # for "gradient"
+    momentum: float = 0.9  # for "gradient"
     tol: float | None = None  # the stopping rule is ‖∇F(m)‖ ≤ tol (1 + ‖m‖); √eps of the dtype if None
     max_steps: int = 1000  # then `NotConvergedError` is raised
 
@@ -64,7 +64,7 @@ class Point(Stateless):
             new_value, new_gradient, new_hessian = problem.look(trial, "full")
             assert new_hessian is not None
             enough = new_value <= value + 1e-4 * length * slope
-            level = (new_value - value).abs() <= rounding * (1 + value.abs())  # F no longer tells, ∇F does
+            level = (new_value - value).abs() <= rounding * (1 + value.abs())  # below rounding: compare ∇F
             closer = level & (new_gradient.norm(dim=-1) < gradient.norm(dim=-1))
             good = todo & (enough | closer) & new_gradient.isfinite().all(-1)
             mean = torch.where(good[:, None], trial, mean)
@@ -94,7 +94,7 @@ class Point(Stateless):
             residual = float(_residual(mean.detach(), problem.look(mean.detach(), "none")[1]))
             if residual <= tol:
                 break
-            if residual > before / 2:  # the line search no longer sees differences of F: go on without it
+            if residual > before / 2:  # differences of F are below rounding: continue without a line search
                 optimiser.param_groups[0]["line_search_fn"] = None
             before = residual
         return mean.detach()

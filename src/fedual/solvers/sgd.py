@@ -3,7 +3,7 @@
 
     m ← argmin_m  ℓ_k(m)/τ_k + ⟨η_k, T(m)⟩ + ρ/2 ‖m − m_g‖²_{S_g}
 
-by steps on τ_k/N_k times it: ĝ + A + B m (`fedual.solvers.stepper`). The optimiser's memory starts anew each round.
+Its gradient times τ_k/N_k is ĝ + A + B m (`fedual.solvers.stepper`). The optimiser's state is reset in each round.
 """
 
 from dataclasses import dataclass
@@ -26,12 +26,14 @@ class SGD(Stepper):
 
     Args:
         optimiser: "adam" or "sgd".
-        momentum: Of "sgd": velocity ← momentum · velocity + gradient.
-        beta1, beta2, eps: Of "adam".
+        momentum: For "sgd": velocity ← momentum · velocity + gradient.
+        beta1: For "adam": decay of the first moment.
+        beta2: For "adam": decay of the second moment.
+        eps: For "adam": added to the root of the second moment.
         weight_decay: Adds weight_decay · m to the gradient of the mean loss (after `max_norm`, as in PyTorch).
         max_norm: A client's whole gradient is scaled down to this norm; None is no limit.
-        proximal: "squared", or "norm" for ρδ/2 ‖m − m_g‖ in the place of ρδ/2 ‖m − m_g‖², which is what the paper's
-            baselines ran with: a pull to m_g of the same strength at any distance. Dual and server stay the same.
+        proximal: "squared", or "norm" for ρδ/2 ‖m − m_g‖ instead of ρδ/2 ‖m − m_g‖². The paper's baselines used the
+            norm, whose pull to m_g has the same strength at any distance. Dual and server stay the same.
     """
 
     lr: float | RoundReach = 1e-3
@@ -64,14 +66,14 @@ class SGD(Stepper):
         return {}
 
     def check(self, family: Family) -> None:
-        """Refuse a family whose precision moves too."""
+        """Refuse a family whose precision is not fixed."""
         if not is_point(family):
             raise InputError(f"SGD moves a mean and needs a fixed precision (Isotropic), not {family}: use Laplace.")
         if self.proximal == "norm" and not isinstance(family, Isotropic):
-            raise InputError(f"proximal = 'norm' has one δ for all parameters, which {family} has not: use 'squared'.")
+            raise InputError(f"proximal = 'norm' needs one δ for all parameters, not {family}: use 'squared'.")
 
     def begin(self, problem: Subproblem) -> Variables:
-        """m_k = m_g (or the network's initialisation), no memory."""
+        """m_k = m_g (or the network's initialisation), with a new state of the optimiser."""
         self.check(problem.family)
         offset, slope = quadratic(problem)
         mean = start_mean(problem)

@@ -1,4 +1,4 @@
-"""Solvers that take minibatch steps: what a step needs, and the plain loop over a stack of clients.
+"""Solvers that take minibatch steps: what a step needs, and the loop over a stack of clients.
 
 Eq. 15 divided by N_k/τ_k is, for Gaussians with means m, precisions s and duals η = (v, −½u), an average over examples
 plus a quadratic:
@@ -7,8 +7,8 @@ plus a quadratic:
 
 so that the gradient in m is ĝ + A + B m, with A = c (v − ρ s_g m_g) and B = c (ρ s_g − u). A solver is a `Stepper`: it
 turns the problem into such tensors once a round, and a minibatch gradient into a step. Steppers are pure functions of
-tensors with a client axis. Called as a solver, a stepper walks through the batches plainly; the backends run the same
-`take` with compiled code, or one client at a time.
+tensors with a client axis. Called as a solver, a stepper runs the plain loop `walk`; the backends run the same `take`
+with compiled code, or one client at a time.
 """
 
 from abc import ABC, abstractmethod
@@ -30,7 +30,7 @@ Schedule = Literal["constant", "cosine", "harmonic"]
 
 
 class Gradients(ABC):
-    """What a step needs to know of the losses."""
+    """The noise and the gradients that a step needs from the losses."""
 
     @abstractmethod
     def noise(self, step: int, sample: int, like: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Batches(Losses, Gradients):
     """Losses that are seen one minibatch at a time; `fedual.networks.Minibatches` makes them from networks."""
 
     network: Any
-    """The `fedual.networks.Network`: rules of `fedual.solvers.adaptive` look at its layers."""
+    """The `fedual.networks.Network`: the rules of `fedual.solvers.adaptive` use its layers."""
     steps: list[int]
     """How many steps each client takes in this round."""
 
@@ -72,12 +72,12 @@ class Stepper(ABC):
 
     @property
     def schedule(self) -> Schedule:
-        """How the learning rate changes over rounds, where no schedule is chosen."""
+        """How the learning rate changes over rounds if no schedule is chosen."""
         return "constant"
 
     @abstractmethod
     def init(self, family: Family, prior: Tensor, num_clients: int) -> Carry:
-        """What is carried into the first round."""
+        """The state that the solver carries into the first round."""
 
     @abstractmethod
     def begin(self, problem: Subproblem) -> Variables:
@@ -107,7 +107,7 @@ class Stepper(ABC):
 def solve(stepper: Stepper, problem: Subproblem, run: Callable[[Stepper, Batches, Variables], Variables]) -> Solution:
     """Sort clients by their number of steps, so that those still at work are always the first n, and `run` them.
 
-    `run` takes all steps of sorted clients from their variables, in place or not.
+    `run` takes all steps of the sorted clients, in place or not, and returns their variables.
     """
     if not isinstance(problem.losses, Batches):
         raise InputError(f"{type(stepper).__name__} takes minibatch steps: its losses must be `Minibatches`.")
@@ -129,9 +129,9 @@ def advance(
     ahead: Tensor | None = None,
     theta: Tensor | None = None,
 ) -> None:
-    """The elementwise work of a step, in place: from ĝ `(n, P)` and either ĝε or the noise ε of one sample.
+    """Do the elementwise work of a step in place, from ĝ `(n, P)` and either ĝε or the noise ε of one sample.
 
-    `theta` becomes the place of the next step's gradient, whose noise is `ahead`.
+    `theta` is set to the point where the next step takes its gradient; `ahead` is the noise of that step.
     """
     if noise is not None:
         correlation = gradient * noise
@@ -151,7 +151,7 @@ def walk(
     advance: Callable[..., None] = advance,
     cut: Callable[[Tensor, int], Tensor] = lambda value, n: value[:n],
 ) -> Variables:
-    """Step after step, in place, of clients whose numbers of steps do not increase.
+    """Take all steps in place, for clients whose numbers of steps do not increase.
 
     With one sample a step, noise is drawn one step ahead. `advance` may be compiled; then `cut` gives it the first n
     rows of a tensor.
@@ -174,7 +174,7 @@ def walk(
 
 
 def segments(steps: list[int]) -> Iterator[tuple[int, range]]:
-    """(n, the steps that the first n clients take), from numbers of steps that do not increase."""
+    """Yield (n, the steps that only the first n clients take), for numbers of steps that do not increase."""
     for n in range(len(steps), 0, -1):
         first = steps[n] if n < len(steps) else 0
         if first < steps[n - 1]:
@@ -191,11 +191,11 @@ def take(
     noise: Tensor | None,
     ahead: Tensor | None,
 ) -> None:
-    """One step of n clients, in place.
+    """Take one step of n clients in place.
 
-    With one sample a step, one pass over memory moves q and says where the next gradient is taken: `memory` holds
-    `gradient` `(n, P)` and then also `theta`, where this step's gradient is taken and afterwards the next one's;
-    `noise` is ε of this step and `ahead` of the next.
+    With one sample a step, one pass over memory updates q and computes where the next gradient is taken. `memory` holds
+    `gradient` `(n, P)` and, in this case, `theta`, where this step's gradient is taken; the call replaces it by the
+    point of the next one. `noise` is ε of this step and `ahead` that of the next.
     """
     if stepper.draws > 1:
         advance(stepper, variables, *estimate(stepper, losses, variables, step))
@@ -226,7 +226,7 @@ def aligned(like: Tensor) -> Tensor:
 
 
 def quadratic(problem: Subproblem) -> tuple[Tensor, Tensor]:
-    """A and B of the gradient's part A + B m that is not the loss, each `(K, P)` or `(K, 1)`."""
+    """A and B of A + B m, the part of the gradient that is not the loss's, each `(K, P)` or `(K, 1)`."""
     family, c = problem.family, scale(problem)
     if problem.rho == 0 and not problem.has_dual:  # FedAvg
         return torch.zeros_like(c), torch.zeros_like(c)
@@ -246,6 +246,6 @@ def scale(problem: Subproblem) -> Tensor:
 
 
 def start_mean(problem: Subproblem) -> Tensor:
-    """m_g for every client, or the network's initialisation while the server sits at the prior, `(K, P)`."""
+    """m_g for every client, or the network's initialisation while the server is at the prior, `(K, P)`."""
     mean = cast(Gaussian, problem.family).mean(problem.lam_g) if problem.start is None else problem.start
     return mean.expand(len(problem.eta), -1).clone()

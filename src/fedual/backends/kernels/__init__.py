@@ -1,1 +1,1 @@
-"""What makes a step fast: compiled updates, CUDA graphs, one client's gradient compiled on its own."""
+"""Faster steps: compiled updates, CUDA graphs, and the compiled gradient of a single client."""

@@ -22,7 +22,7 @@ from fedual.networks.network import Network
 from fedual.solvers.stepper import Gradients, Stepper, Variables, aligned, segments, take
 
 FEW = 8
-"""Networks with at most so many convolutions train each client on a stream of its own; others use grouped ones."""
+"""Networks with at most this many convolutions train each client on a stream of its own; others use grouped ones."""
 SHRINK = 0.8
 """A graph for n clients serves down to about 0.8 n of them."""
 
@@ -37,7 +37,7 @@ def descend(stepper: Stepper, losses: Minibatches, variables: Variables) -> Vari
 
 
 def outputs(network: Network, x: Tensor, transform: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The outputs of one network at θ `(P,)` for inputs that stay where they are, overwritten by the next call."""
+    """A function from θ `(P,)` to the outputs for x, which must not move; the next call overwrites the outputs."""
     key = (x.data_ptr(), x.shape, x.dtype)
     if key not in network.tapes:
         inputs, theta = transform(x), network.initial()
@@ -55,7 +55,7 @@ def outputs(network: Network, x: Tensor, transform: Callable[[Tensor], Tensor]) 
 
 
 def record(work: Callable[[], Any], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """The graph of some work, and what it returned; the work is done once before."""
+    """Record the graph of some work, which also runs once before; return the graph and what the work returned."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -69,7 +69,7 @@ def record(work: Callable[[], Any], pool: Any = None) -> tuple[torch.cuda.CUDAGr
 
 
 class Tape(Gradients):
-    """The variables of K clients at fixed places, and the graphs that move them."""
+    """The variables of K clients at fixed addresses, and the graphs that update them."""
 
     def __init__(self, stepper: Stepper, losses: Minibatches, variables: Variables):
         mean, clients = variables["mean"], len(losses)
@@ -96,7 +96,7 @@ class Tape(Gradients):
         self.slope: single_client.Slope | None = None
 
     def run(self, losses: Minibatches, variables: Variables) -> Variables:
-        """One round."""
+        """Run one round; return the clients' variables at its end."""
         lanes = [(self._lanes(n), n, steps) for n, steps in segments(losses.steps)]
         for width, _, _ in lanes:
             if width not in self.graphs:
@@ -149,7 +149,7 @@ class Tape(Gradients):
         return width
 
     def _load(self, losses: Minibatches, variables: Variables) -> None:
-        """Put a round's variables and tables in place."""
+        """Copy a round's variables and tables to their fixed addresses."""
         for name, value in variables.items():
             self.variables[name].copy_(value)
         for table, own in zip((self.index, self.weight), losses.plan, strict=True):

@@ -1,6 +1,6 @@
-"""A stepper's elementwise work as one pass over memory: compiled by `torch.compile`, or as it is written.
+"""A stepper's elementwise work as one pass over memory: compiled by `torch.compile`, or as plain code.
 
-Left to PyTorch, each operation of IVON's update walks over tensors as large as all clients' networks.
+In plain PyTorch, each operation of IVON's update passes over tensors as large as all clients' networks.
 Compiled, it reads ĝ, m, h, g, A and B once, and writes m, h, g and the next θ: ten passes, which memory bounds.
 """
 

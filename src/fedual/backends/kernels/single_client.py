@@ -20,7 +20,7 @@ from fedual.errors import in_one_line
 from fedual.networks.minibatches import Minibatches
 
 Slope = Callable[[Tensor, Tensor, Tensor, Tensor, list[Tensor]], Tensor]
-"""θ `(P,)`, x `(B, …)`, y `(B, …)`, weights `(B,)` and dropout's uniforms to ∇ of the mean over the batch, `(P,)`."""
+"""Maps θ `(P,)`, x `(B, …)`, y `(B, …)`, weights `(B,)` and dropout's uniforms to ∇ of the batch mean, `(P,)`."""
 
 
 def compiled(losses: Minibatches, example: Any) -> Slope:
@@ -44,7 +44,7 @@ def compiled(losses: Minibatches, example: Any) -> Slope:
 
 
 class FourChannels(TorchFunctionMode):
-    """Convolutions of images with fewer channels see four, the last of them zero.
+    """Pads images with fewer than four channels to four before a convolution, with zeros.
 
     cuDNN has no repeatable algorithm on tensor cores for the gradient of three channels' weights: 247 µs against 36.
     """
