@@ -19,7 +19,7 @@ class Extrapolation:
     beta: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.beta < 1:
+        if not 0 <= self.beta < 1:
             raise InputError(f"momentum = {self.beta}: it must be at least 0 and below 1.")
 
     def ahead(self, family: Family, before: Tensor, lam_g: Tensor) -> Tensor:

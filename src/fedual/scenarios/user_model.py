@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from fedual.errors import InputError, hint
+from fedual.errors import InputError, hint, in_one_line
 
 
 def build(function: str, folder: Path, settings: Mapping[str, Any]) -> nn.Module:
@@ -28,7 +28,7 @@ def build(function: str, folder: Path, settings: Mapping[str, Any]) -> nn.Module
         try:
             model = found(**settings)
         except Exception as error:
-            raise InputError(f"The model {function!r} failed ({_reason(error)}): correct it.") from error
+            raise InputError(f"The model {function!r} failed ({in_one_line(error)}): correct it.") from error
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         raise InputError(f"The model {function!r} returns a {kind}: it must return a torch.nn.Module.")
@@ -62,7 +62,7 @@ def _imported(given: str, folder: Path) -> Iterator[Callable[..., Any]]:
         try:
             found = importlib.import_module(module)
         except Exception as error:
-            reason = f"{module} cannot be imported ({_reason(error)})"
+            reason = f"{module} cannot be imported ({in_one_line(error)})"
             raise InputError(f"The model {given!r}: {reason}: correct it.") from error
         if not _within(found, folder):
             raise InputError(f"The model {given!r}: {module} is a module of Python's own: rename the file.")
@@ -80,7 +80,3 @@ def _imported(given: str, folder: Path) -> Iterator[Callable[..., Any]]:
 def _within(module: ModuleType, folder: Path) -> bool:
     file = getattr(module, "__file__", None)
     return file is not None and Path(file).resolve().is_relative_to(folder)
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
