@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedual.errors import DataError, FedualError, InputError, require_count, require_positive
 from fedual.export import Averaged, save_program
 from fedual.families import Diagonal, FixedPrecision, Full, Gaussian, Isotropic, check, is_point
+from fedual.families.gaussian import LOG_2PI
 from fedual.metrics import Prediction, RegressionPrediction, class_predictive, draws, forward, regression_outputs
 from fedual.models import MODELS, build
 from fedual.networks.network import Network
@@ -72,6 +73,35 @@ class Posterior:
     def sample(self, n: int, seed: int = 0) -> Tensor:
         """`n` draws of θ, `(n, P)`: the draws of `predict` with the same seed."""
         return torch.stack(list(draws(self.family, self.lam, n, seed)))
+
+    def log_prob(self, theta: Tensor) -> Tensor:
+        """Log q(θ) = ½ (log det S − (θ − m)ᵀS(θ − m) − P log 2π) in nats, θ `(..., P)` → `(...)`, as float64.
+
+        It is normalised and differentiable in θ. With a family of fixed precision S is the prior's, not one that was
+        learned. `network.join` makes θ of parameters by name.
+        """
+        self._check_last_axis(theta)
+        mean, factor = self.mean.double(), self._factor().double()
+        error = theta.to(mean) - mean
+        whitened, diagonal = (error * factor, factor) if factor.dim() == 1 else (error @ factor, factor.diagonal())
+        # in float64, and not from λ and T(θ), whose terms cancel: with many parameters either would lose whole nats
+        return diagonal.log().sum() - (whitened.square().sum(-1) + self.network.dim * LOG_2PI) / 2
+
+    def named_parameters(self, theta: Tensor | None = None) -> dict[str, Tensor]:
+        """θ `(..., P)` as views `(..., *shape)` by name, for `torch.func.functional_call`; the mean unless given."""
+        theta = self.mean if theta is None else theta
+        self._check_last_axis(theta)
+        return self.network.split(theta)
+
+    def _factor(self) -> Tensor:
+        """L with S = L Lᵀ, `(P, P)`; its diagonal `(P,)` if S is diagonal."""
+        precision = self.precision
+        return precision.sqrt() if precision.dim() == 1 else torch.linalg.cholesky(precision)
+
+    def _check_last_axis(self, theta: Tensor) -> None:
+        if theta.shape[-1:] != (self.network.dim,):
+            shape, dim = tuple(theta.shape), self.network.dim
+            raise InputError(f"theta has shape {shape} for a network of {dim} parameters: give (..., {dim}).")
 
     def transform(self, x: Tensor) -> Tensor:
         """Stored inputs `(B, ...)` as the network sees them: x / scale."""

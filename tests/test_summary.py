@@ -1,0 +1,89 @@
+"""Density, named parameters and tables of a posterior, against torch.distributions, scipy and numpy."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from test_posterior import DIM, families, make
+from torch import Tensor, nn
+from torch.distributions import MultivariateNormal, Normal
+from torch.func import functional_call
+
+from fedual.errors import InputError
+from fedual.families import Diagonal, Full, Gaussian, is_point
+from fedual.networks.network import Network
+from fedual.posterior import Posterior
+
+FAMILIES = pytest.mark.parametrize(
+    "family", families(), ids=lambda f: f"{f}{getattr(f, 'matrix', torch.empty(0)).dim()}"
+)
+
+
+def draw(family: Gaussian) -> Posterior:
+    """A posterior with a random λ, and a precision that couples all parameters where the family has one."""
+    posterior = make(family)
+    if is_point(family):
+        return posterior
+    generator = torch.Generator().manual_seed(5)
+    root = torch.randn(DIM, DIM, generator=generator)
+    matrix = root @ root.mT / DIM + torch.eye(DIM)
+    precision = matrix if isinstance(family, Full) else matrix.diagonal()
+    return replace(posterior, lam=family.natural(posterior.mean, precision))
+
+
+def matrix(posterior: Posterior) -> Tensor:
+    """S as a matrix."""
+    return posterior.precision if posterior.precision.dim() == 2 else torch.diag(posterior.precision)
+
+
+@FAMILIES
+@pytest.mark.parametrize("batch", [(), (4,), (2, 3)], ids=str)
+def test_log_prob_is_the_density_of_a_gaussian(family: Gaussian, batch: tuple[int, ...]):
+    posterior = draw(family)
+    theta = torch.randn(*batch, DIM, generator=torch.Generator().manual_seed(6))
+    wanted = MultivariateNormal(posterior.mean, precision_matrix=matrix(posterior)).log_prob(theta)
+    found = posterior.log_prob(theta)
+    assert found.shape == batch
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-9)
+
+
+def test_log_prob_in_single_precision_loses_no_digits():
+    torch.manual_seed(0)
+    network = Network(nn.Linear(400, 100, dtype=torch.float32))
+    lam = Diagonal().natural(torch.randn(network.dim, dtype=torch.float32), 1e6)
+    posterior = Posterior(network, Diagonal(), lam)
+    theta = posterior.sample(1)[0]
+    wanted = Normal(posterior.mean.double(), posterior.precision.double().rsqrt()).log_prob(theta.double()).sum()
+    assert posterior.log_prob(theta).dtype == torch.float64
+    assert abs(float(posterior.log_prob(theta) - wanted)) < 1e-3  # from λ and T(θ) in float32: off by > 1000
+
+
+def test_log_prob_has_the_gradient_of_a_gaussian():
+    posterior = draw(Full())
+    theta = posterior.sample(3).requires_grad_()
+    posterior.log_prob(theta).sum().backward()
+    assert theta.grad is not None
+    torch.testing.assert_close(theta.grad, -(theta.detach() - posterior.mean) @ posterior.precision)
+
+
+def test_named_parameters_are_those_of_the_module():
+    posterior, x = make(), torch.rand(3, 4)
+    theta = posterior.sample(5)
+    parts = posterior.named_parameters(theta)
+    assert {name: part.shape for name, part in parts.items()} == {
+        name: (5, *value.shape) for name, value in posterior.module().named_parameters()
+    }
+    assert torch.equal(posterior.network.join(parts), theta)
+    outputs = functional_call(posterior.module(), posterior.named_parameters(theta[2]), (x,))
+    torch.testing.assert_close(outputs, posterior.network(theta[2], x))
+    assert torch.equal(posterior.network.join(posterior.named_parameters()), posterior.mean)
+
+
+@pytest.mark.parametrize("shape", [(), (DIM + 1,), (DIM, 2), (1,)], ids=str)
+def test_a_theta_that_does_not_fit_is_refused(shape: tuple[int, ...]):
+    posterior = make()
+    for function in (posterior.log_prob, posterior.named_parameters):
+        complaint = f"theta has shape {shape} for a network of 43 parameters: give (..., 43)."
+        with pytest.raises(InputError, match=re.escape(complaint)):
+            function(torch.zeros(shape))
