@@ -1,10 +1,13 @@
 """Density, named parameters and tables of a posterior, against torch.distributions, scipy and numpy."""
 
 import re
+import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 from test_posterior import DIM, families, make
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, Normal
@@ -87,3 +90,69 @@ def test_a_theta_that_does_not_fit_is_refused(shape: tuple[int, ...]):
         complaint = f"theta has shape {shape} for a network of 43 parameters: give (..., 43)."
         with pytest.raises(InputError, match=re.escape(complaint)):
             function(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("family", [Diagonal(), Full()], ids=str)
+def test_summary_has_mean_and_interval_of_each_parameter(family: Gaussian):
+    posterior = draw(family)
+    table = posterior.summary()
+    sd = np.sqrt(np.linalg.inv(matrix(posterior).numpy()).diagonal())
+    lower, upper = stats.norm.interval(0.95, posterior.mean.numpy(), sd)
+    assert list(table) == ["name", "mean", "sd", "lower", "upper"]
+    for name, wanted in (("mean", posterior.mean.numpy()), ("sd", sd), ("lower", lower), ("upper", upper)):
+        np.testing.assert_allclose(table[name], wanted, rtol=1e-9)
+
+
+def test_summary_names_parameters_as_the_module_indexes_them():
+    class Scaled(nn.Linear):
+        """With a parameter that has no axis."""
+
+        def __init__(self):
+            super().__init__(4, 3)
+            self.scale = nn.Parameter(torch.tensor(7.0))
+
+    network = Network(nn.Sequential(Scaled(), nn.Conv1d(2, 3, 2)))
+    posterior = Posterior(network, Diagonal(), Diagonal().natural(network.initial()))
+    table = posterior.summary()
+    values = dict(zip(table["name"], table["mean"], strict=True))
+    assert len(values) == network.dim
+    assert values["0.scale"] == 7
+    for name, value in values.items():
+        tensor, _, index = name.partition("[")
+        place = tuple(int(i) for i in index.rstrip("]").split(",") if i)
+        assert posterior.module().get_parameter(tensor)[place] == value
+
+
+def test_summary_of_many_parameters_has_a_row_for_each_tensor():
+    posterior = draw(Diagonal())
+    assert len(posterior.summary(max_rows=DIM)) == DIM
+    assert posterior.summary(max_rows=0).equals(posterior.summary(max_rows=DIM - 1))
+    tensors, each = posterior.summary(max_rows=DIM - 1), posterior.summary()
+    assert list(tensors) == ["name", "size", "mean", "sd", "lower", "upper"]
+    assert tuple(tensors["name"]) == posterior.network.names
+    assert tensors["size"].tolist() == [20, 5, 15, 3]
+    of_tensor = each["name"].str.partition("[")[0]
+    for i, name in enumerate(posterior.network.names):
+        rows = each[of_tensor == name]
+        wanted = rows["mean"].mean(), np.sqrt((rows["sd"] ** 2).mean()), rows["lower"].min(), rows["upper"].max()
+        np.testing.assert_allclose(tensors.loc[i, ["mean", "sd", "lower", "upper"]].astype(float), wanted)
+
+
+@pytest.mark.parametrize("family", families()[:3], ids=str)
+def test_summary_of_a_point_has_no_spread(family: Gaussian):
+    posterior = make(family)
+    for rows in (0, DIM):
+        table = posterior.summary(rows)
+        assert np.isnan(table[["sd", "lower", "upper"]].to_numpy()).all()
+        assert np.isfinite(table["mean"].to_numpy()).all()
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(InputError, match="max_rows = -1: it must be a whole number of at least 0"):
+        make().summary(max_rows=-1)
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(InputError, match="summary needs pandas, which is missing: pip install pandas"):
+        make().summary()

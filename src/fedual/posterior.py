@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,10 @@ from fedual.models import MODELS, build
 from fedual.networks.network import Network
 from fedual.rundir.atomic import store
 from fedual.rundir.checksum import parse, seal, verify
+from fedual.summary import table
+
+if TYPE_CHECKING:
+    import pandas
 
 FORMAT, FORMAT_1 = "fedual-posterior-2", "fedual-posterior-1"
 FAMILIES: dict[str, Callable[..., Gaussian]] = {
@@ -92,6 +96,24 @@ class Posterior:
         theta = self.mean if theta is None else theta
         self._check_last_axis(theta)
         return self.network.split(theta)
+
+    def summary(self, max_rows: int = 1000) -> "pandas.DataFrame":
+        """A table of the parameters: `name`, `mean`, `sd`, and the bounds `lower` and `upper` of the 95 % interval.
+
+        A row is one parameter, such as `0.weight[3,17]`, and `sd` its marginal standard deviation under q. If there
+        are more than `max_rows` parameters, a row is a tensor of `size` parameters: the average of their means, the
+        root mean square of their standard deviations, and the smallest lower and largest upper bound.
+
+        With a family of fixed precision `sd` and the bounds are NaN, because no spread was learned: that of q is the
+        prior's. With τ < 1 they are those of the tempered posterior.
+        """
+        if is_point(self.family):
+            sd = torch.full_like(self.mean, torch.nan)
+        elif (factor := self._factor()).dim() == 1:
+            sd = 1 / factor
+        else:
+            sd = torch.cholesky_inverse(factor).diagonal().sqrt()
+        return table(self.network, self.mean, sd, max_rows)
 
     def _factor(self) -> Tensor:
         """L with S = L Lᵀ, `(P, P)`; its diagonal `(P,)` if S is diagonal."""
