@@ -14,7 +14,7 @@ from torch.distributions import MultivariateNormal, Normal
 from torch.func import functional_call
 
 from fedual.errors import InputError
-from fedual.families import Diagonal, Full, Gaussian, is_point
+from fedual.families import Diagonal, Full, Gaussian, Isotropic, is_point
 from fedual.networks.network import Network
 from fedual.posterior import Posterior
 
@@ -147,12 +147,31 @@ def test_summary_of_a_point_has_no_spread(family: Gaussian):
         assert np.isfinite(table["mean"].to_numpy()).all()
 
 
+@pytest.mark.parametrize("family", [Full(), Isotropic(2.5)], ids=str)
+def test_arviz_gets_the_draws_of_sample(family: Gaussian):
+    posterior = replace(draw(family), tau=0.5)
+    group = posterior.to_arviz(samples=7, seed=3)["posterior"]
+    assert dict(group.sizes) == {
+        "chain": 1, "draw": 7, "1.weight_dim_0": 5, "1.weight_dim_1": 4, "1.bias_dim_0": 5,
+        "3.weight_dim_0": 3, "3.weight_dim_1": 5, "3.bias_dim_0": 3,
+    }  # fmt: skip
+    for name, part in posterior.named_parameters(posterior.sample(7, seed=3)).items():
+        np.testing.assert_array_equal(group[name].values, part.numpy()[None])
+    assert (group.attrs["inference_library"], group.attrs["tau"]) == ("fedual", 0.5)
+    assert group.attrs["family"] == str(family)
+
+
 def test_bad_arguments_are_refused():
     with pytest.raises(InputError, match="max_rows = -1: it must be a whole number of at least 0"):
         make().summary(max_rows=-1)
+    with pytest.raises(InputError, match="samples = 0: it must be a whole number of at least 1"):
+        make().to_arviz(samples=0)
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
+    monkeypatch.setitem(sys.modules, "arviz_base", None)
     with pytest.raises(InputError, match="summary needs pandas, which is missing: pip install pandas"):
         make().summary()
+    with pytest.raises(InputError, match=r"to_arviz needs arviz_base, which is missing: pip install 'fedual\[arviz\]'"):
+        make().to_arviz()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedual.errors import DataError, FedualError, InputError, require_count, require_positive
+from fedual.errors import DataError, FedualError, InputError, import_optional, require_count, require_positive
 from fedual.export import Averaged, save_program
 from fedual.families import Diagonal, FixedPrecision, Full, Gaussian, Isotropic, check, is_point
 from fedual.families.gaussian import LOG_2PI
@@ -30,6 +30,7 @@ from fedual.summary import table
 
 if TYPE_CHECKING:
     import pandas
+    import xarray
 
 FORMAT, FORMAT_1 = "fedual-posterior-2", "fedual-posterior-1"
 FAMILIES: dict[str, Callable[..., Gaussian]] = {
@@ -114,6 +115,18 @@ class Posterior:
         else:
             sd = torch.cholesky_inverse(factor).diagonal().sqrt()
         return table(self.network, self.mean, sd, max_rows)
+
+    def to_arviz(self, samples: int = 1000, seed: int = 0) -> "xarray.DataTree":
+        """Draws as one chain of ArviZ's group "posterior", each tensor a variable `(chain, draw, *shape)`.
+
+        They are the draws of `sample` with the same seed: independent, and spread like the prior with a family of
+        fixed precision. They take samples · P numbers of memory. Needs the package arviz-base.
+        """
+        arviz = import_optional("Posterior.to_arviz", "arviz_base", "'fedual[arviz]'")
+        parts = self.named_parameters(self.sample(samples, seed).detach().cpu())
+        about = {"inference_library": "fedual", "family": str(self.family), "tau": self.tau}
+        chain = {name: part.unsqueeze(0).numpy() for name, part in parts.items()}
+        return arviz.from_dict({"posterior": chain}, attrs={"posterior": about})
 
     def _factor(self) -> Tensor:
         """L with S = L Lᵀ, `(P, P)`; its diagonal `(P,)` if S is diagonal."""
