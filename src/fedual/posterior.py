@@ -12,19 +12,25 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fedual.errors import DataError, FedualError, InputError, require_count, require_positive
+from fedual.errors import DataError, FedualError, InputError, import_optional, require_count, require_positive
 from fedual.export import Averaged, save_program
 from fedual.families import Diagonal, FixedPrecision, Full, Gaussian, Isotropic, check, is_point
+from fedual.families.gaussian import LOG_2PI
 from fedual.metrics import Prediction, RegressionPrediction, class_predictive, draws, forward, regression_outputs
 from fedual.models import MODELS, build
 from fedual.networks.network import Network
 from fedual.rundir.atomic import store
 from fedual.rundir.checksum import parse, seal, verify
+from fedual.summary import table
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
 
 FORMAT, FORMAT_1 = "fedual-posterior-2", "fedual-posterior-1"
 FAMILIES: dict[str, Callable[..., Gaussian]] = {
@@ -72,6 +78,65 @@ class Posterior:
     def sample(self, n: int, seed: int = 0) -> Tensor:
         """`n` draws of θ, `(n, P)`: the draws of `predict` with the same seed."""
         return torch.stack(list(draws(self.family, self.lam, n, seed)))
+
+    def log_prob(self, theta: Tensor) -> Tensor:
+        """Log q(θ) = ½ (log det S − (θ − m)ᵀS(θ − m) − P log 2π) in nats, θ `(..., P)` → `(...)`, as float64.
+
+        It is normalised and differentiable in θ. With a family of fixed precision S is the prior's, not one that was
+        learned. `network.join` makes θ of parameters by name.
+        """
+        self._check_last_axis(theta)
+        mean, factor = self.mean.double(), self._factor().double()
+        error = theta.to(mean) - mean
+        whitened, diagonal = (error * factor, factor) if factor.dim() == 1 else (error @ factor, factor.diagonal())
+        # in float64, and not from λ and T(θ), whose terms cancel: with many parameters either would lose whole nats
+        return diagonal.log().sum() - (whitened.square().sum(-1) + self.network.dim * LOG_2PI) / 2
+
+    def named_parameters(self, theta: Tensor | None = None) -> dict[str, Tensor]:
+        """θ `(..., P)` as views `(..., *shape)` by name, for `torch.func.functional_call`; the mean unless given."""
+        theta = self.mean if theta is None else theta
+        self._check_last_axis(theta)
+        return self.network.split(theta)
+
+    def summary(self, max_rows: int = 1000) -> "pandas.DataFrame":
+        """A table of the parameters: `name`, `mean`, `sd`, and the bounds `lower` and `upper` of the 95 % interval.
+
+        A row is one parameter, such as `0.weight[3,17]`, and `sd` its marginal standard deviation under q. If there
+        are more than `max_rows` parameters, a row is a tensor of `size` parameters: the average of their means, the
+        root mean square of their standard deviations, and the smallest lower and largest upper bound.
+
+        With a family of fixed precision `sd` and the bounds are NaN, because no spread was learned: that of q is the
+        prior's. With τ < 1 they are those of the tempered posterior.
+        """
+        if is_point(self.family):
+            sd = torch.full_like(self.mean, torch.nan)
+        elif (factor := self._factor()).dim() == 1:
+            sd = 1 / factor
+        else:
+            sd = torch.cholesky_inverse(factor).diagonal().sqrt()
+        return table(self.network, self.mean, sd, max_rows)
+
+    def to_arviz(self, samples: int = 1000, seed: int = 0) -> "xarray.DataTree":
+        """Draws as one chain of ArviZ's group "posterior", each tensor a variable `(chain, draw, *shape)`.
+
+        They are the draws of `sample` with the same seed: independent, and spread like the prior with a family of
+        fixed precision. They take samples · P numbers of memory. Needs the package arviz-base.
+        """
+        arviz = import_optional("Posterior.to_arviz", "arviz_base", "'fedual[arviz]'")
+        parts = self.named_parameters(self.sample(samples, seed).detach().cpu())
+        about = {"inference_library": "fedual", "family": str(self.family), "tau": self.tau}
+        chain = {name: part.unsqueeze(0).numpy() for name, part in parts.items()}
+        return arviz.from_dict({"posterior": chain}, attrs={"posterior": about})
+
+    def _factor(self) -> Tensor:
+        """L with S = L Lᵀ, `(P, P)`; its diagonal `(P,)` if S is diagonal."""
+        precision = self.precision
+        return precision.sqrt() if precision.dim() == 1 else torch.linalg.cholesky(precision)
+
+    def _check_last_axis(self, theta: Tensor) -> None:
+        if theta.shape[-1:] != (self.network.dim,):
+            shape, dim = tuple(theta.shape), self.network.dim
+            raise InputError(f"theta has shape {shape} for a network of {dim} parameters: give (..., {dim}).")
 
     def transform(self, x: Tensor) -> Tensor:
         """Stored inputs `(B, ...)` as the network sees them: x / scale."""

@@ -25,6 +25,7 @@ EXTRAS = {
     "data": {"scikit-learn": ("sklearn", "the data set digits"), "pillow": ("PIL", "pictures")},
     "plots": {"matplotlib": ("matplotlib", "figures")},
     "parquet": {"pyarrow": ("pyarrow", ".parquet files")},
+    "arviz": {"arviz-base": ("arviz_base", "Posterior.to_arviz")},
     "trackers": {name: (name, f"--track {name}") for name in ("tensorboard", "mlflow", "wandb")},
     "flower": {"flwr": ("flwr", "deployment")},
     "bench": {"ray": ("ray", "--engine flower")},
