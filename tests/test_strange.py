@@ -50,6 +50,9 @@ def test_a_tensor_is_compared_with_the_data_that_fit_was_given(run: FinishedRun)
     assert found.sentences()[1].startswith("Input 17: x[4] = 34 is ")
     with pytest.raises(InputError, match=r"the shape \(40, 29\): give \(N, 30\)"):
         warnings_for(x[:, 1:], run)
+    x[5, 5] = torch.nan
+    with pytest.raises(InputError, match="Input 6 contains NaN or infinity"):
+        warnings_for(x, run)
 
 
 def test_wrong_units_everywhere_are_a_few_sentences_and_a_count(run: FinishedRun):
@@ -61,12 +64,12 @@ def test_wrong_units_everywhere_are_a_few_sentences_and_a_count(run: FinishedRun
     )
     told = found.sentences()
     assert len(told) == SHOWN + 1
-    assert told[-1] == "… and 25 more columns have values that are as far from training."
+    assert told[-1] == "… and 25 more columns with values that are far from training."
     unseen = [Unseen("colour", f"c{i}", [0, i]) for i in range(1, 20)]
     told = Warnings(["a.png", *map(str, range(20))], [], unseen).sentences()
     assert len(told) == SHOWN + 1
     assert told[0].startswith("Input a.png (and 1 more): colour = 'c1' is a category that training never saw")
-    assert told[-1] == "… and 14 more categories were not seen in training."
+    assert told[-1] == "… and 14 more that training never saw."
 
 
 def test_constants_come_last_and_columns_without_a_name_are_not_looked_at():

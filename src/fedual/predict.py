@@ -122,12 +122,14 @@ def warnings_for(inputs: Inputs | Tensor, run: FinishedRun) -> Warnings:
     Nothing is said about what the run did not store.
 
     Raises:
-        InputError: The inputs have another shape than those of the run.
+        InputError: The inputs have another shape than those of the run, or are not finite.
     """
     if isinstance(inputs, Tensor):
         inputs = Inputs([str(number) for number in range(1, len(inputs) + 1)], inputs)
     if run.shape is not None and inputs.x.shape[1:] != run.shape:
         raise InputError(f"Inputs have the shape {tuple(inputs.x.shape)}: give (N, {', '.join(map(str, run.shape))}).")
+    if (bad := ~inputs.x.isfinite().reshape(len(inputs.x), -1).all(1)).any():
+        raise InputError(f"Input {inputs.names[int(bad.int().argmax())]} contains NaN or infinity: clean it first.")
     names, offset, scale, far = None, torch.zeros(1), torch.ones(1), []
     if run.columns:
         columns, *units = user_files.units(run.columns)

@@ -40,10 +40,10 @@ class Warnings(NamedTuple):
         found = [text for text in (self.model, self.scale) if text is not None]
         found += [self._far(one) for one in self.far[:SHOWN]]
         if (more := len(self.far) - SHOWN) > 0:
-            found.append(f"… and {more} more columns have values that are as far from training.")
+            found.append(f"… and {more} more column{'s' * (more > 1)} with values that are far from training.")
         found += [self._unseen(one) for one in self.unseen[:SHOWN]]
         if (more := len(self.unseen) - SHOWN) > 0:
-            found.append(f"… and {more} more categories were not seen in training.")
+            found.append(f"… and {more} more that training never saw.")
         return found
 
     def _far(self, far: Far) -> str:
