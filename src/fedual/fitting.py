@@ -122,7 +122,7 @@ def fit(
                 callback(run, record)
     if path:
         run.posterior.save(path / "posterior.safetensors")
-        artifacts.write_clients(path, data, loss == "cross_entropy")
+        artifacts.write_clients(path, data, loss == "cross_entropy", network.scale is not None)
         if test is not None:
             seed_of_draws = losses.draws.evaluation(run.server.round)
             artifacts.write_test(path, run.posterior, test, evaluation.samples, seed_of_draws)
@@ -184,7 +184,7 @@ def _config(
         "examples": examples,
         "test": None if test is None else _digest(list(test)),
         "parameters": network.dim,
-        "network": f"{type(network.model).__name__} {_hash(repr(network.model).encode())}",
+        "network": network.fingerprint,
         "frozen": _digest(frozen),
         "dtype": str(network.dtype),
         "loss": loss if isinstance(loss, str) else _name(loss),
@@ -200,12 +200,9 @@ def _config(
 def _name(loss: Callable) -> str:
     """An identifier of a function that survives a restart: its name and, if it has code, a hash of it."""
     code = getattr(loss, "__code__", None)
-    digest = "" if code is None else _hash(code.co_code + repr(code.co_consts).encode())
+    content = b"" if code is None else code.co_code + repr(code.co_consts).encode()
+    digest = "" if code is None else hashlib.blake2b(content, digest_size=4).hexdigest()
     return f"{getattr(loss, '__qualname__', type(loss).__name__)} {digest}".strip()
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=4).hexdigest()
 
 
 def _digest(tensors: list[Tensor]) -> str:

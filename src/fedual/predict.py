@@ -1,8 +1,9 @@
 """Predictions of a finished run for inputs from files.
 
     finished = open_run("runs/mine")
-    names, x = read_inputs(Path("pictures"), finished)
-    prediction = finished.posterior.predict(x, finished.samples, finished.seed)
+    inputs = read_inputs(Path("pictures"), finished)
+    warnings = warnings_for(inputs, finished).sentences()
+    prediction = finished.posterior.predict(inputs.x, finished.samples, finished.seed)
     unsure = prediction.entropy > choose_threshold(prediction.entropy, finished.test, coverage=0.9).threshold
 
 Files are .npy, .npz, .csv, .parquet, .png, or a folder of .png, with inputs as the run stored them:
@@ -17,7 +18,7 @@ Nothing is resized, rounded, clipped or unpickled.
 import csv
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -29,8 +30,10 @@ from torch import Tensor, nn
 from fedual.data import user_files
 from fedual.errors import DataError, InputError, require_positive
 from fedual.networks import Draws
+from fedual.networks.moments import Moments
 from fedual.posterior import Posterior
 from fedual.rundir import RunDirectory, artifacts
+from fedual.strange import Warnings, far_columns
 
 ENDINGS = (".npy", ".npz", ".csv", ".parquet", ".png")
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
@@ -52,6 +55,8 @@ class FinishedRun(NamedTuple):
     test: artifacts.Evidence | None = None
     samples: int = 32  # draws of θ for the predictions of the test set
     seed: int = 0  # seed of these draws; with other draws all entropies are a little higher, or lower
+    moments: Moments | None = None  # of the training inputs
+    trained: str | None = None  # `Network.fingerprint` of the trained model, if the caller gave the model
 
 
 class Inputs(NamedTuple):
@@ -59,6 +64,7 @@ class Inputs(NamedTuple):
 
     names: list[str]
     x: Tensor
+    unseen: Sequence[user_files.Unseen] = ()  # categories that training never saw
 
 
 class Threshold(NamedTuple):
@@ -89,21 +95,63 @@ def open_run(
         return FinishedRun(Posterior.load(path, model, device))
     if not (file := path / "posterior.safetensors").exists():
         raise InputError(f"{path} has no posterior.safetensors: give the folder of a run that has ended.")
-    config, draws = {}, ()
+    config, draws = {}, (32, 0)
     if (path / "config.json").exists():
         folder = RunDirectory.open(path)
         config, history = folder.config, folder.history()
         samples = config.get("evaluation", {}).get("samples")
         if samples is not None and "seed" in config and history:
             draws = samples, Draws(config["seed"]).evaluation(history[-1]["round"])
-    shape = dtype = None
+    shape = dtype = moments = None
     if clients := artifacts.read_clients(path):
         try:
             shape, dtype = tuple(map(int, clients["shape"])), DTYPES[clients["dtype"]]
-        except (KeyError, TypeError, ValueError):
-            raise DataError(f"{path / 'clients.json'} says no shape and type of inputs: delete it.") from None
+            moments = Moments.from_dict(clients["moments"], shape) if "moments" in clients else None
+        except (KeyError, TypeError, ValueError) as error:
+            what = "moments" if shape is not None and dtype is not None else "shape and type"
+            raise DataError(f"{path / 'clients.json'} says no {what} of inputs ({error}): delete it.") from None
     posterior, test = Posterior.load(file, model, device), artifacts.read_test(path)
-    return FinishedRun(posterior, shape, dtype, config.get("inputs"), config.get("classes"), test, *draws)
+    trained = None if model is None else config.get("network")
+    columns, classes = config.get("inputs"), config.get("classes")
+    return FinishedRun(posterior, shape, dtype, columns, classes, test, *draws, moments=moments, trained=trained)
+
+
+def warnings_for(inputs: Inputs | Tensor, run: FinishedRun) -> Warnings:
+    """What is strange about inputs: far from training, unknown categories, or a model other than the one trained.
+
+    Nothing is said about what the run did not store.
+
+    Raises:
+        InputError: The inputs have another shape than those of the run, or are not finite.
+    """
+    if isinstance(inputs, Tensor):
+        inputs = Inputs([str(number) for number in range(1, len(inputs) + 1)], inputs)
+    if run.shape is not None and inputs.x.shape[1:] != run.shape:
+        raise InputError(f"Inputs have the shape {tuple(inputs.x.shape)}: give (N, {', '.join(map(str, run.shape))}).")
+    if (bad := ~inputs.x.isfinite().reshape(len(inputs.x), -1).all(1)).any():
+        raise InputError(f"Input {inputs.names[int(bad.int().argmax())]} contains NaN or infinity: clean it first.")
+    names, offset, scale, far = None, torch.zeros(1), torch.ones(1), []
+    if run.columns:
+        columns, *units = user_files.units(run.columns)
+        names = None if run.columns["columns"] == ["x"] else columns
+        offset, scale = map(torch.from_numpy, units)
+    if run.moments is not None:
+        far = far_columns(inputs.x, run.moments, names, offset, scale)
+    return Warnings(inputs.names, far, list(inputs.unseen), _other_model(run), _too_large(inputs.x, run))
+
+
+def _other_model(run: FinishedRun) -> str | None:
+    if run.trained in (None, found := run.posterior.network.fingerprint):
+        return None
+    other = f"The model has another class or other layers than the one that was trained ({found}, not {run.trained})"
+    return f"{other}: give the code of the training, unless it is the same and another version of torch prints it."
+
+
+def _too_large(x: Tensor, run: FinishedRun) -> str | None:
+    scale = run.posterior.network.scale or 0
+    if x.is_floating_point() or scale <= 1 or (largest := x.max().item()) <= scale:
+        return None
+    return f"Inputs go up to {largest}, but the run divides them by {scale:g}: check how they were stored."
 
 
 def choose_threshold(entropy: Tensor, test: artifacts.Evidence | None, coverage: float) -> Threshold:
@@ -145,15 +193,17 @@ def read_inputs(path: Path, run: FinishedRun) -> Inputs:
         raise DataError(f"{path} is not there: check the path.")
     if ending == ".png":
         return _read_pictures([path], run)
+    unseen = []
     if run.columns and ending != ".npy":
-        values = user_files.encode(path, run.columns).numpy()
+        encoded, unseen = user_files.encode(path, run.columns)
+        values = encoded.numpy()
     else:
         _refuse_unencoded(path, run)
         values = _read_array(path, ending)
     if not len(values):
         raise DataError(f"{path} holds no inputs: give at least one.")
     x = _convert(path, _reshape(path, values, run.shape), run.dtype)
-    return Inputs([str(number) for number in range(1, len(x) + 1)], x)
+    return Inputs([str(number) for number in range(1, len(x) + 1)], x, unseen)
 
 
 def _refuse_unencoded(path: Path, run: FinishedRun) -> None:

@@ -19,6 +19,8 @@ from fedual.cli import build
 from fedual.errors import DataError, FedualError, InputError
 from fedual.networks import Clients, Network
 from fedual.posterior import Posterior, Prediction, RegressionPrediction
+from fedual.scenarios.federation import execute
+from fedual.scenarios.scenario import load
 
 SETTINGS = {"inputs": 4, "hidden": [5], "outputs": 3}
 MODEL = {"model": "mlp", "settings": SETTINGS}
@@ -164,8 +166,10 @@ def test_a_file_of_all_rows_and_a_table_of_the_first(run: Path, tmp_path: Path):
 
 def test_it_says_that_a_posterior_is_tempered_and_that_pixels_are_too_bright(run: Path, tmp_path: Path):
     np.save(tmp_path / "x.npy", np.full((1, 2, 2), 255, np.uint8))
-    text = output(run, tmp_path / "x.npy")
-    assert "Inputs go up to 255, but the run divides them by 16" in text
+    scale, far = answer(run, tmp_path / "x.npy")["warnings"]
+    assert scale == "Inputs go up to 255, but the run divides them by 16: check how they were stored."
+    assert far.startswith("Input 1: x[0, 0] = 255 is ")
+    assert output(run, tmp_path / "x.npy").splitlines()[-2:] == [scale, far]
     np.save(tmp_path / "x.npy", np.full((1, 2, 2), 16, np.uint8))
     tempered, plain = (fedual.methods.ivon_admm(tau=tau) for tau in (0.25, 1.0))
     methods = (
@@ -298,6 +302,109 @@ def test_a_model_of_ones_own_is_named_by_the_user_and_never_by_the_file(tmp_path
     ):
         with pytest.raises(InputError, match=complaint):
             output(run, "x.npy", "--model", given)
+
+
+def warned(*arguments: object) -> list[str]:
+    return answer(*arguments)["warnings"]
+
+
+def test_a_model_with_other_layers_of_the_same_shapes_is_noticed(tmp_path: Path, monkeypatch):
+    recipe = {"model": "mine:make", "settings": {"hidden": 6}}
+    run = train(tmp_path / "run", pixels(90, 2, 2), Own(6), recipe=recipe, scale=16.0)
+    np.save(tmp_path / "x.npy", pixels(3, 2, 2).numpy())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\nfrom test_predict import Own\n"
+        "def make(hidden): return Own(hidden).double()\n"
+        "def relu(hidden):\n    own = make(hidden)\n    own.layers[2] = nn.ReLU()\n    return own\n"
+    )
+    assert warned(run, "x.npy", "--model", "mine:make") == []
+    (told,) = warned(run, "x.npy", "--model", "mine:relu")
+    assert told.startswith("The model has another class or other layers than the one that was trained (Own ")
+    assert told in output(run, "x.npy", "--model", "mine:relu")
+    (run / "config.json").unlink()  # a posterior without a run knows of no other model
+    assert warned(run, "x.npy", "--model", "mine:relu") == []
+
+
+def patients(folder: Path, standardise: bool) -> Path:
+    """A run on three sites' tables: age, a constant, a category, a code that is almost always 0."""
+    rng = np.random.default_rng(0)
+    lines = [f"{50 + 10 * rng.standard_normal()},7,{'red' if i % 3 else 'blue'},{i == 1:d},{i % 2}" for i in range(200)]
+    for name, rows in (("a", lines[:20]), ("b", lines[20:130]), ("c", lines[130:]), ("test", lines[::9])):
+        (folder / f"{name}.csv").write_text("\n".join(["age,same,colour,code,sick", *rows]))
+    (folder / "scenario.toml").write_text(
+        f"""title = "t"
+[data]
+sites = ["a.csv", "b.csv", "c.csv"]
+target = "sick"
+test = "test.csv"
+standardise = {str(standardise).lower()}
+[split]
+kind = "sites"
+[model]
+name = "mlp"
+inputs = 5
+hidden = [3]
+outputs = 2
+[train]
+rounds = 1
+local_epochs = 1
+"""
+    )
+    execute(load(folder / "scenario.toml"), 0, out=folder / "run")
+    return folder / "run"
+
+
+@pytest.mark.parametrize("standardise", [False, True])
+def test_values_far_from_training_and_new_categories_are_named(tmp_path: Path, standardise: bool):
+    run = patients(tmp_path, standardise)
+    for name in ("a", "b", "c", "test"):  # the rare code, too
+        assert warned(run, tmp_path / f"{name}.csv") == []
+    rows = ["age,same,colour,code", "50,7,red,0", "940,7,pink,1", "48,7.5,red,0", "60,7,pink,0", "-300,7,grey,900"]
+    (tmp_path / "x.csv").write_text("\n".join(rows))
+    told = warned(run, tmp_path / "x.csv")
+    beginnings = (
+        "Input 5: code = 900 is 12",
+        "Input 2 (and 1 more): age = 940 is ",
+        "Input 3: same = 7.5, but all of training had 7: ",
+        "Input 5: colour = 'grey' is a category that training never saw, and counts as none",
+        "Input 2 (and 1 more): colour = 'pink' is a category",
+    )
+    assert len(told) == len(beginnings)
+    for text, beginning in zip(told, beginnings, strict=True):
+        assert text.startswith(beginning)
+    files = [tmp_path / f"{name}.csv" for name in "abc"]
+    age = np.concatenate([np.loadtxt(file, delimiter=",", skiprows=1, usecols=0) for file in files])
+    assert f"{(940 - age.mean()) / age.std():.0f} sd above the training mean {age.mean():.3g}: " in told[1]
+    lines = output(run, tmp_path / "x.csv").splitlines()
+    assert lines[-len(told) :] == told
+    (tmp_path / "x.csv").write_text("age,same,colour,code\n50,7,3,0\n")
+    with pytest.raises(DataError, match="column 'colour', row 1: '3' is a number, but training had texts"):
+        output(run, tmp_path / "x.csv")
+
+
+def test_a_run_without_moments_says_nothing_and_damaged_moments_are_refused(tmp_path: Path):
+    run = train(tmp_path / "run", pixels(90, 4).double())
+    x = pixels(3, 4).double().numpy()
+    x[1, 2] = -1e4
+    np.save(tmp_path / "x.npy", x)
+    (told,) = warned(run, tmp_path / "x.npy")
+    assert told.startswith("Input 2: x[2] = -10000 is ")
+    assert "sd below the training mean" in told
+    stored = json.loads((run / "clients.json").read_text())
+    for moments in ({**stored["moments"], "mean": [0.0] * 3}, {"mean": [0.0]}, "none", [1]):
+        (run / "clients.json").write_text(json.dumps({**stored, "moments": moments}))
+        with pytest.raises(DataError, match=r"clients\.json says no moments of inputs"):
+            output(run, tmp_path / "x.npy")
+    del stored["moments"]
+    (run / "clients.json").write_text(json.dumps(stored))
+    assert warned(run, tmp_path / "x.npy") == []
+
+
+def test_word_numbers_have_no_moments(tmp_path: Path):
+    words = torch.arange(180).reshape(90, 2) % 5
+    run = train(tmp_path / "words", words, nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 3)))
+    assert "moments" not in json.loads((run / "clients.json").read_text())
 
 
 class Malicious:

@@ -26,6 +26,11 @@ def run(folder: Path, method: str = "ivon-admm", **options) -> fedual.fitting.Ru
 def test_clients_are_described(tmp_path: Path):
     run(tmp_path)
     kept = artifacts.read_clients(tmp_path)
+    assert kept is not None
+    x = torch.cat([x for x, _ in sites(20, 7, 30)])
+    moments = kept.pop("moments")
+    torch.testing.assert_close(moments["mean"], x.mean(0).tolist())
+    torch.testing.assert_close(moments["deviation"], x.std(0, correction=0).tolist())
     assert kept == {
         "shape": [4],
         "dtype": "float64",

@@ -229,12 +229,31 @@ class TestInputs:
     def test_another_file_is_treated_as_the_training_data(self, folder: Path):
         found = user_files.load(folder, {**self.TOLD, "standardise": True})
         inputs = json.loads(json.dumps(found.inputs))  # as a run keeps it
-        assert torch.equal(user_files.encode(folder / "test.csv", inputs), found.x_test)
+        x, unseen = user_files.encode(folder / "test.csv", inputs)
+        assert torch.equal(x, found.x_test)
+        assert not unseen
         table = patients()
-        write(
-            folder / "new.csv", {"same": [0.1], "colour": ["pink"], "dose": [1.0], "age": [1e5 + table["age"].mean()]}
-        )
-        assert user_files.encode(folder / "new.csv", inputs)[0, 2:5].tolist() == [0, 0, 0]
+        one = {"same": [0.1], "colour": ["pink"], "dose": [1.0], "age": [1e5 + table["age"].mean()]}
+        write(folder / "new.csv", {name: values * 2 for name, values in one.items()})
+        x, unseen = user_files.encode(folder / "new.csv", inputs)
+        assert x[0, 2:5].tolist() == [0, 0, 0]
+        assert unseen == [("colour", "pink", [0, 1])]
+
+    @pytest.mark.parametrize("colours", [["7"], ["blue", "7", "pink"]])
+    def test_a_number_among_texts_is_refused_with_its_row(self, folder: Path, colours: list[str]):
+        inputs = user_files.load(folder, self.TOLD).inputs
+        many = len(colours)
+        write(folder / "new.csv", {"colour": colours, "same": [0.1] * many, "dose": [1] * many, "age": [1] * many})
+        row = colours.index("7") + 1
+        with pytest.raises(DataError, match=f"column 'colour', row {row}: '7' is a number, but training had texts"):
+            user_files.encode(folder / "new.csv", inputs)
+
+    def test_columns_have_their_names_and_units(self, folder: Path):
+        found = user_files.load(folder, {**self.TOLD, "standardise": True})
+        names, offset, scale = user_files.units(found.inputs)
+        assert names == ["age", "dose", None, None, None, "same"]
+        plain = user_files.load(folder, self.TOLD).x_train
+        torch.testing.assert_close(found.x_train * torch.from_numpy(scale) + torch.from_numpy(offset), plain)
 
     def test_arrays_are_standardised_too(self, tmp_path: Path):
         x = np.random.default_rng(0).integers(256, size=(40, 3, 3)).astype(np.uint8)

@@ -133,7 +133,8 @@ class TestSites:
 
     def test_a_test_set_with_texts_for_numbers(self, folder: Path):
         write(folder / "test.csv", {"age": ["old", "young"], "dose": [1, 2], "label": ["mild", "none"]})
-        assert "test.csv, column 'age' holds texts, but numbers in training" in refused(folder, self.TOLD, SITES)
+        told = refused(folder, self.TOLD, SITES)
+        assert "test.csv, column 'age' holds texts, but numbers in training, as in row 1, 'old'" in told
 
     def test_a_class_that_no_site_has(self, folder: Path):
         write(folder / "test.csv", {"age": [1, 2], "dose": [1, 2], "label": ["mild", "fatal"]})

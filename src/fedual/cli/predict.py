@@ -53,13 +53,14 @@ def predict(
     from fedual.errors import require_positive
     from fedual.fitting import find_device
     from fedual.posterior import Prediction
-    from fedual.predict import choose_threshold, open_run, read_inputs
+    from fedual.predict import choose_threshold, open_run, read_inputs, warnings_for
     from fedual.scenarios import user_model
 
     require_positive("coverage", coverage, most=1.0)
     make = None if model is None else lambda **settings: user_model.build(model, Path(), settings)
     trained = open_run(run, make, find_device(device))
     inputs = read_inputs(input, trained)
+    warnings = warnings_for(inputs, trained).sentences()
     samples = trained.samples if samples is None else samples
     found = _predicted(trained, inputs, samples, batch_size)
     told: dict[str, Any] = {"run": str(run), "inputs": len(inputs.x), "samples": samples, "tau": trained.posterior.tau}
@@ -76,12 +77,12 @@ def predict(
     if out is not None:
         _write(out, rows)
     if as_json:
-        typer.echo(json.dumps({**told, "predictions": rows}))
+        typer.echo(json.dumps({**told, "warnings": warnings, "predictions": rows}))
         return
     show((tuple(map(escape, cells(row))) for row in rows[:SHOWN]), *headings)
     if len(rows) > SHOWN:
         typer.echo(f"… and {len(rows) - SHOWN} more: {out or '--out FILE.csv'} has all.")
-    for note in [*notes, *_caveats(trained, inputs)]:
+    for note in [*notes, *_caveats(trained), *warnings]:
         typer.echo(note)
 
 
@@ -132,8 +133,8 @@ def _about(sure: "Threshold", unsure: int, count: int) -> str:
     return f"{begin} on the {sure.examples} test examples, {right}"
 
 
-def _caveats(trained: "FinishedRun", inputs: "Inputs") -> list[str]:
-    """Warnings about the uncertainties and about the scale of the inputs."""
+def _caveats(trained: "FinishedRun") -> list[str]:
+    """What there is to know about the uncertainties."""
     from fedual.families import is_point
 
     posterior, notes = trained.posterior, []
@@ -141,9 +142,6 @@ def _caveats(trained: "FinishedRun", inputs: "Inputs") -> list[str]:
         notes.append("The method learns a point: predictions are those at the mean, without mutual information.")
     elif posterior.tau < 1:
         notes.append(f"q_g is tempered, τ = {posterior.tau:g}; it counts every example {1 / posterior.tau:g} times.")
-    scale = posterior.network.scale or 0
-    if not inputs.x.is_floating_point() and scale > 1 and (largest := inputs.x.max().item()) > scale:
-        notes.append(f"Inputs go up to {largest}, but the run divides them by {scale:g}: check how they were stored.")
     return notes
 
 

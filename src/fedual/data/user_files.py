@@ -24,6 +24,14 @@ from fedual.errors import DataError, InputError
 CATEGORIES = 100  # most different texts in a column: one with more is probably an identifier
 
 
+class Unseen(NamedTuple):
+    """A category that training never saw."""
+
+    column: str
+    value: str
+    rows: list[int]  # from 0
+
+
 class UserData(NamedTuple):
     """Inputs (N, …), and targets: class numbers (N,), or the numbers (N,) or (N, D) of a regression."""
 
@@ -84,9 +92,33 @@ def load(folder: Path, data: Mapping[str, Any], *, column: str | None = None, cl
     )
 
 
-def encode(path: Path, inputs: Mapping[str, Any]) -> Tensor:
-    """Encode another table like the training data; it needs no target, and columns that were no inputs are ignored."""
-    return _encoded(_inputs(read(path), inputs["columns"]), inputs, path)
+def encode(path: Path, inputs: Mapping[str, Any]) -> tuple[Tensor, list[Unseen]]:
+    """Encode another table like the training data, and name its categories that training never saw.
+
+    It needs no target, and columns that were no inputs are ignored.
+    """
+    table, unseen = read(path), []
+    for name, categories in inputs["categories"].items():
+        values = table.column(name)
+        if values.ndim > 1:
+            raise DataError(f"{path}: {name} has the shape {values.shape}: give one text for each input, (N,).")
+        if (numbers := np.array([not math.isnan(number(str(value))) for value in values.tolist()])).any():
+            value = str(values[numbers][0])
+            raise DataError(f"{table.first(name, numbers)}: {value!r} is a number, but training had texts: correct it.")
+        for value in ordered(set(values.tolist()) - set(categories)):
+            unseen.append(Unseen(name, value, np.flatnonzero(values == value).tolist()))
+    return _encoded(_inputs(table, inputs["columns"]), inputs, path), unseen
+
+
+def units(inputs: Mapping[str, Any]) -> tuple[list[str | None], np.ndarray, np.ndarray]:
+    """The columns of the encoded inputs, and the mean and deviation that standardised them; categories have no name."""
+    names, scales = [], []
+    for column in inputs["columns"]:
+        categories = inputs["categories"].get(column)
+        scale = np.array(inputs["standardised"].get(column, (0.0, 1.0))).reshape(2, -1)
+        scales += [scale] * len(categories or [""])
+        names += [column] * scale.shape[1] if categories is None else [None] * len(categories)
+    return names, *np.concatenate(scales, 1)
 
 
 def moments(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -226,7 +258,8 @@ def _encoded(x: Mapping[str, np.ndarray], inputs: Mapping[str, Any], path: Path)
     for name, values in x.items():
         expected = "texts" if name in inputs["categories"] else "numbers"
         if _kind(values) != expected:
-            raise DataError(f"{path}, column {name!r} holds {_kind(values)}, but {expected} in training: correct it.")
+            holds, example = f"holds {_kind(values)}, but {expected} in training", repr(values.flat[0].item())
+            raise DataError(f"{path}, column {name!r} {holds}, as in row 1, {example}: correct it.")
         if expected == "texts":
             values = (values[:, None] == np.array(inputs["categories"][name])).astype(np.float64)
         elif name in inputs["standardised"]:

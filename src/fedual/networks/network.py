@@ -5,6 +5,7 @@ buffers stay as they are, the same for every client.
 """
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from threading import RLock
@@ -73,6 +74,12 @@ class Network:
     def device(self) -> torch.device:
         """Where the parameters are."""
         return self._initial.device
+
+    @property
+    def fingerprint(self) -> str:
+        """The module's class, and a hash of its layers as they are printed; functions that it calls do not show."""
+        digest = hashlib.blake2b(repr(self.model).encode(), digest_size=4).hexdigest()
+        return f"{type(self.model).__name__} {digest}"
 
     @property
     def dtype(self) -> torch.dtype:

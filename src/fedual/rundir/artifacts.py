@@ -1,6 +1,7 @@
 """What a run's folder keeps for reports and predictions.
 
-clients.json       shape and type of an input; the number of examples of each client, in total and by class
+clients.json       shape and type of an input, mean and standard deviation over all clients (`fedual.networks.moments`);
+                   the number of examples of each client, in total and by class
 test.safetensors   labels of the test set, class probabilities under q_g with their entropy and mutual information,
                    and the inputs with the highest entropy
 diverged.txt       why the run stopped early
@@ -16,6 +17,7 @@ from torch import Tensor
 from fedual.errors import DataError
 from fedual.metrics import Prediction
 from fedual.networks import Clients
+from fedual.networks.moments import Moments
 from fedual.rundir.atomic import store
 
 if TYPE_CHECKING:
@@ -37,14 +39,23 @@ class Evidence(NamedTuple):
     inputs: Tensor  # these inputs as they are stored, (len(shown), ...)
 
 
-def write_clients(folder: Path, clients: Clients, classes: bool) -> None:
-    """Write a summary of the clients' data; `classes` says that the targets are class numbers."""
+def write_clients(folder: Path, clients: Clients, classes: bool, scaled: bool = False) -> None:
+    """Write a summary of the clients' data.
+
+    Args:
+        folder: Of the run.
+        clients: Whose data are summarised.
+        classes: The targets are class numbers.
+        scaled: The network divides inputs by a scale. Integers are otherwise codes, such as words, without moments.
+    """
     targets = [clients.y[part] for part in clients.parts]
     shape, dtype = list(clients.x.shape[1:]), str(clients.x.dtype).removeprefix("torch.")
     summary: dict[str, Any] = {"shape": shape, "dtype": dtype, "sizes": [len(y) for y in targets]}
     if classes:
         count = int(max(y.max() for y in targets)) + 1
         summary["labels"] = [torch.bincount(y.flatten(), minlength=count).tolist() for y in targets]
+    if (clients.x.is_floating_point() or scaled) and (moments := Moments.of(clients)):
+        summary["moments"] = moments.to_dict()
     store(folder / CLIENTS, json.dumps(summary).encode(), REMAINS)
 
 
