@@ -196,10 +196,12 @@ def test_a_regression_has_means_with_standard_deviations(tmp_path: Path):
     np.testing.assert_allclose(column(found, "standard_deviation"), told.standard_deviation)
     assert "unsure" not in found
     assert (tmp_path / "y.csv").read_text().splitlines()[0] == (
-        "input,mean_0,mean_1,standard_deviation_0,standard_deviation_1"
+        "input,mean_0,mean_1,standard_deviation_0,standard_deviation_1,observation_sd_0,observation_sd_1"
     )
     text = output(tmp_path / "run", tmp_path / "x.npy")
     assert f"{told.mean[0, 0]:.4g} ± {told.standard_deviation[0, 0]:.2g}" in text
+    assert told.observation_sd is not None
+    assert f"{told.observation_sd[0, 0]:.2g}, {told.observation_sd[0, 1]:.2g}" in text
     assert "unsure" not in text
 
 

@@ -221,6 +221,8 @@ def shared_facts(
         facts["model"] = digest.hexdigest()[:16]
         facts["loss"] = loss if isinstance(loss, str) else getattr(loss, "__qualname__", type(loss).__name__)
         facts["scale"] = str(None if network.scale is None else float(network.scale))
+        if network.targets is not None:
+            facts["targets"] = json.dumps(network.targets.to_dict())
     return facts
 
 

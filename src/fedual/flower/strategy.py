@@ -112,6 +112,11 @@ class BayesianADMM(Strategy):
             "training": local.to_dict(),
             "evaluation": evaluation.to_dict(),
             **({} if recipe is None else {"model": recipe}),
+            **(
+                {}
+                if self.network is None or self.network.targets is None
+                else {"targets": self.network.targets.to_dict()}
+            ),
         }
         self.roster = Roster(experiment, self.facts, policy)
         self.history: list[dict[str, Any]] = []
