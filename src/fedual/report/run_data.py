@@ -12,7 +12,15 @@ from fedual.report.elements import colours
 from fedual.rundir import RunDirectory, artifacts
 from fedual.rundir.artifacts import Evidence
 
-METRICS = {"accuracy": "Accuracy", "nll": "NLL", "ece": "ECE", "brier": "Brier", "rmse": "RMSE", "loss": "Loss"}
+METRICS = {
+    "accuracy": "Accuracy",
+    "nll": "NLL",
+    "ece": "ECE",
+    "brier": "Brier",
+    "rmse": "RMSE",
+    "r2": "R²",
+    "loss": "Loss",
+}
 PLACES = {
     "": "at the mean",
     "_mc": "under q_g",
