@@ -19,7 +19,7 @@ from fedual.defaults import Federation, resolve, resolve_training
 from fedual.errors import DivergedError, FedualError, InputError, require_count
 from fedual.families import Gaussian, is_point
 from fedual.flower import run_folder, wire
-from fedual.flower.client import shared_facts
+from fedual.flower.client import shared_facts, standardises
 from fedual.flower.ledger import Ledger, Reply
 from fedual.flower.readmission import recount
 from fedual.flower.replies import averaged, by_client, reply_of
@@ -118,7 +118,7 @@ class BayesianADMM(Strategy):
                 else {"targets": self.network.targets.to_dict()}
             ),
         }
-        self.roster = Roster(experiment, self.facts, policy)
+        self.roster = Roster(experiment, self.facts, policy, standardises(self.network, loss))
         self.history: list[dict[str, Any]] = []
         self.nonce, self.asked = "", dict[str, Message]()
 
@@ -145,6 +145,8 @@ class BayesianADMM(Strategy):
         result = Result()
         with run_folder.opened(self.folder, self.config, self.ledger) as home:
             self.ledger, self.history = home.ledger, home.run.history()
+            if self.roster.standardise and self.network is not None:
+                self.network.targets = self.ledger.targets
             self.summary()
             if self.policy.readmit or self.policy.forget:
                 recount(grid, self.ledger, self.roster, self.method, self.policy.readmit, self.policy.forget)
@@ -265,12 +267,22 @@ class BayesianADMM(Strategy):
     @property
     def _envelope(self) -> dict[str, Any]:
         """The entries of every message of a round."""
-        return {"experiment": self.experiment, "nonce": self.nonce, "round": self.ledger.server.round}
+        targets = None if self.ledger.targets is None else json.dumps(self.ledger.targets.to_dict())
+        return {
+            "experiment": self.experiment,
+            "nonce": self.nonce,
+            "round": self.ledger.server.round,
+            "targets": targets,
+        }
 
     def _round(self, grid: Grid, round: int, timeout: float) -> tuple[dict[str, Any], ArrayRecord, MetricRecord]:
         """Run one round; return its record, λ_g, and the figures that Flower shows."""
         began = time.perf_counter()
         self.roster.gather(grid, self.ledger)
+        if self.roster.standardise:
+            assert self.network is not None
+            self.ledger.standardise()
+            self.network.targets = self.ledger.targets
         messages = list(self.configure_train(round, ArrayRecord(), ConfigRecord(), grid))
         down = sum(wire.nbytes(message.content.array_records[wire.ARRAYS]) for message in messages)
         replies = self.roster.exchange(grid, messages, timeout, self.policy.enough)

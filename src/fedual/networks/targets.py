@@ -84,6 +84,26 @@ class Sums(NamedTuple):
     total: Tensor  # Σ w y, (D,)
     squares: Tensor  # Σ w (y − ȳ_k)², (D,), about the client's own mean, because Σ w y² would cancel
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for a message."""
+        return {name: value.tolist() for name, value in self._asdict().items()}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "Sums":
+        """The sums of `to_dict`; refuse what no targets can have."""
+        try:
+            sums = cls(*(torch.tensor(content[name], dtype=torch.float64) for name in cls._fields))
+            weight, total, squares = sums
+            fits = weight.dim() == 0 and total.dim() == 1 and total.shape == squares.shape
+            fits = (
+                fits and weight > 0 and (squares >= 0).all() and torch.cat([weight[None], *sums[1:]]).isfinite().all()
+            )
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"its sums of targets cannot be read ({type(error).__name__})") from None
+        if not fits:
+            raise InputError("its sums of targets are not those of any targets")
+        return sums
+
 
 def client_sums(y: Tensor, weight: Tensor | None = None) -> Sums:
     """The sums of one client's targets `(N_k, ...)` with weights `(N_k,)`, in double precision."""
