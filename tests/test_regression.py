@@ -12,15 +12,17 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from fedual import methods
-from fedual.errors import InputError
+from fedual.errors import DataError, InputError
 from fedual.families import Diagonal, Full, Gaussian
-from fedual.metrics import RegressionPrediction, evaluate
+from fedual.metrics import RegressionPrediction
 from fedual.models import build
-from fedual.networks import Clients, Minibatches, Network
+from fedual.networks import Clients, Draws, Minibatches, Network
 from fedual.networks.targets import Targets
 from fedual.posterior import Posterior
+from fedual.report.run_data import read
+from fedual.report.verdict import verdict
 from fedual.run import Run
-from fedual.rundir import checksum
+from fedual.rundir import artifacts, checksum
 from fedual.solvers import SGD
 
 SIZES = [12, 7, 20]
@@ -91,16 +93,23 @@ def test_figures_are_in_the_targets_unit():
     assert record["nll"] == pytest.approx(-density.mean())
 
 
-def test_nll_with_learnt_noise():
+def test_the_report_has_the_noise_and_how_it_fits_the_test_set(tmp_path: Path):
     clients = sites()
-    q = train(clients[:2]).posterior
+    q = train(clients[:2], test=clients[2], out=tmp_path).posterior
+    kept, found = artifacts.read_regression(tmp_path), predicted(q, clients[2][0], seed=Draws(0).evaluation(2))
+    assert kept is not None
+    assert found.observation_sd is not None
     assert q.noise is not None
-    options: dict[str, Any] = {"transform": q.transform, "loss": "mse", "noise": q.noise}
-    found = evaluate(q.network, q.family, q.lam, clients[2], samples=1, **options)
-    at_mean = predicted(q, clients[2][0], samples=0)
-    assert at_mean.observation_sd is not None
-    density = norm.logpdf(clients[2][1], at_mean.mean, at_mean.observation_sd)
-    assert found["nll"] == pytest.approx(-density.mean())
+    assert q.network.targets is not None
+    np.testing.assert_allclose(kept["noise_sd"], q.noise.sqrt() * q.network.targets.sd)
+    distribution, y = norm(found.mean.numpy(), found.observation_sd.numpy()), clients[2][1].numpy()
+    assert kept["nll"] == pytest.approx(-distribution.logpdf(y).mean())  # pyright: ignore[reportAttributeAccessIssue]
+    assert kept["coverage"] == pytest.approx((abs(distribution.cdf(y) - 0.5) <= 0.475).mean())
+    (remark,) = (one for one in verdict(read(tmp_path)) if one.head == "Noise")
+    assert f"cover {kept['coverage']:.1%} of {SIZES[2]} test targets" in remark.text
+    (tmp_path / "regression.json").write_text("{}")
+    with pytest.raises(DataError, match=r"regression\.json lacks figures"):
+        artifacts.read_regression(tmp_path)
 
 
 @pytest.mark.parametrize("weights", [False, True])

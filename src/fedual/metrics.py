@@ -123,12 +123,11 @@ def r2(prediction: Tensor, target: Tensor) -> float:
     )
 
 
-def gaussian_nll(outputs: Tensor, target: Tensor, variance: Tensor | float = 1.0) -> float:
-    """−1/(N D) Σ_n log 1/S Σ_m N(y_n | f_mn, v): NLL per output of f `(S, N, D)` of S networks, for y `(N, D)`."""
-    variance = torch.as_tensor(variance, dtype=torch.float64, device=outputs.device)
-    error = ((outputs.double() - target).square() / variance).sum(-1)
+def gaussian_nll(outputs: Tensor, target: Tensor) -> float:
+    """−1/(N D) Σ_n log 1/S Σ_m N(y_n | f_mn, I): NLL per output of f `(S, N, D)` of S networks, for y `(N, D)`."""
+    error = (outputs.double() - target).square().sum(-1)
     log_density = (-error / 2).logsumexp(0) - math.log(len(outputs))
-    return -float(log_density.mean()) / target.shape[-1] + float((2 * math.pi * variance).log().mean()) / 2
+    return -float(log_density.mean()) / target.shape[-1] + math.log(2 * math.pi) / 2
 
 
 def evaluate(
@@ -143,7 +142,6 @@ def evaluate(
     seed: int = 0,
     batch_size: int = 2048,
     record: bool = False,
-    noise: Tensor | None = None,
 ) -> dict[str, float]:
     """The metrics of q_g on a test set.
 
@@ -152,8 +150,8 @@ def evaluate(
     m_g; names with the suffix `_mc` are metrics under q_g, averaged over `samples` draws (0 leaves them out). Families
     of fixed precision have none, because methods such as FedAvg and ADMM learn only a point.
 
-    The `nll` of a regression is that of a Gaussian with the variance that training assumes, sd² of the federation's
-    targets (1 without `Network.targets`), unless the variance of the `noise` `(D,)` is given as a fraction of sd².
+    The `nll` of a regression is that of a Gaussian with the variance that training assumes: sd² of the federation's
+    targets, or 1 without `Network.targets`. The variance of the noise is learnt after the last round only.
 
     The test set has inputs `(N, ...)` as they are stored, and class numbers `(N,)` or targets `(N,)` or `(N, D)`;
     `transform` maps a batch of its inputs, on the network's device, to the network's inputs. `record` replays CUDA
@@ -166,7 +164,7 @@ def evaluate(
     if loss == "cross_entropy":
         metrics = _class_metrics
     elif loss == "mse":
-        metrics = partial(_regression_metrics, targets=network.targets, noise=noise)
+        metrics = partial(_regression_metrics, targets=network.targets)
     else:
         metrics = partial(_loss_metrics, loss=criterion(loss))
     target = network.standardised(y.to(network.device))
@@ -243,6 +241,14 @@ def regression_outputs(outputs: Iterable[Tensor]) -> Tensor:
     return torch.stack([f.flatten(1) if f.dim() > 1 else f[:, None] for f in outputs])
 
 
+def residual_squares(network: Network, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Σ w r² `(D,)` of one client's residuals at θ in standard units, for x, y as they are stored; on the CPU."""
+    (f,) = regression_outputs(forward(network, [theta], x, network.inputs, 2048))
+    residuals = (f - network.standardised(y.to(f.device)).reshape(f.shape)).double().cpu()
+    weight = torch.ones(len(residuals)) if weight is None else weight.cpu()
+    return weight.double() @ residuals.square()
+
+
 def regression_predictive(f: Tensor, targets: Targets | None, noise: Tensor | None, loss: str) -> RegressionPrediction:
     """The prediction of S networks' outputs f `(S, N, D)` in standard units; see `Posterior.predict`."""
     variance = torch.ones((), dtype=f.dtype) if noise is None else noise
@@ -266,9 +272,7 @@ def _class_metrics(outputs: Iterable[Tensor], labels: Tensor) -> dict[str, float
     }
 
 
-def _regression_metrics(
-    outputs: Iterable[Tensor], target: Tensor, targets: Targets | None, noise: Tensor | None
-) -> dict[str, float]:
+def _regression_metrics(outputs: Iterable[Tensor], target: Tensor, targets: Targets | None) -> dict[str, float]:
     """The metrics in the targets' own unit, from outputs and targets in standard units."""
     f = regression_outputs(outputs)
     target = target.flatten(1) if target.dim() > 1 else target[:, None]
@@ -276,11 +280,8 @@ def _regression_metrics(
         shapes = f"{tuple(f.shape[1:])} for targets {tuple(target.shape)}"
         raise InputError(f"The network's outputs are {shapes}: make them the same.")
     mean, sd = f.mean(0), torch.ones(1) if targets is None else targets.sd
-    if noise is not None:
-        noise = noise.to(f)
-        f = mean + noise.sqrt() * (f - mean)
     figures = {"rmse": rmse(mean * sd.to(f.device), target * sd.to(f.device))}
-    figures["nll"] = gaussian_nll(f, target, 1.0 if noise is None else noise) + float(sd.log().mean())
+    figures["nll"] = gaussian_nll(f, target) + float(sd.log().mean())
     explained = r2(mean, target)
     return figures if math.isnan(explained) else figures | {"r2": explained}
 

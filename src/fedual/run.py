@@ -18,7 +18,7 @@ from fedual.backends.client_store import Store
 from fedual.backends.precision import arithmetic
 from fedual.errors import DivergedError, DomainError, import_optional
 from fedual.families import Gaussian
-from fedual.metrics import evaluate, forward, regression_outputs
+from fedual.metrics import evaluate, residual_squares
 from fedual.networks import Minibatches
 from fedual.networks.randomness import counted
 from fedual.networks.targets import effective_parameters, noise_variance
@@ -36,8 +36,6 @@ SHOWN = ("accuracy", "rmse", "loss", "nll")
 """The figures that summarise a run, as far as its loss has them."""
 PASS = 2**23
 """The number of input values that a GPU evaluates at a time."""
-BATCH = 2048
-"""The number of examples that are evaluated at a time elsewhere."""
 
 Record = dict[str, Any]
 Callback = Callable[["Run", Record | None], None]
@@ -163,7 +161,7 @@ def _evaluate(run: Run, server: ServerState, test: tuple[Tensor, Tensor]) -> Rec
     network, family = losses.network, cast(Gaussian, run.method.family)
     measure = partial(evaluate, network, family, server.lam_g, test, transform=network.inputs, loss=losses.loss)
     samples, seed = run.evaluation.samples, losses.draws.evaluation(server.round)
-    batch_size = max(1, PASS // test[0][0].numel()) if record else BATCH
+    batch_size = max(1, PASS // test[0][0].numel()) if record else 2048
     with arithmetic(network.device, run.execution.precision):
         figures = measure(samples=samples, seed=seed, batch_size=batch_size, record=record)
     if not all(math.isfinite(value) for value in figures.values()):
@@ -176,16 +174,11 @@ def _evaluate(run: Run, server: ServerState, test: tuple[Tensor, Tensor]) -> Rec
 def _noise(run: Run) -> Tensor:
     """σ² of a regression from each client's Σ w r² at the mean of q_g, `(D,)`, and its Σ w."""
     losses, data, family = run.losses, run.losses.data, cast(Gaussian, run.method.family)
-    network, squares = losses.network, list[Tensor]()
+    network, mean, squares = losses.network, family.mean(run.server.lam_g), list[Tensor]()
     for k, rows in enumerate(data.parts):
-        rows = rows.to(data.x.device)
+        rows, weight = rows.to(data.x.device), None if data.weights is None else data.weights[k]
         with arithmetic(network.device, run.execution.precision):
-            (f,) = regression_outputs(
-                forward(network, [family.mean(run.server.lam_g)], data.x[rows], network.inputs, BATCH)
-            )
-        residuals = (f - losses.y[rows].reshape(f.shape)).double().cpu()
-        weight = torch.ones(len(rows)) if data.weights is None else data.weights[k].cpu()
-        squares.append(weight.double() @ residuals.square())
+            squares.append(residual_squares(network, mean, data.x[rows], data.y[rows], weight))
     parameters = effective_parameters(family, run.server.lam_g, run.server.prior, run.method.tau)
     variance = noise_variance(torch.stack(squares).sum(0), float(data.total_weights.sum()), parameters)
     if not variance.isfinite().all():
@@ -238,7 +231,12 @@ class Folder:
             run.server = ServerState(**snapshot.server, round=snapshot.round, moved=snapshot.meta["moved"])
             run.refused = set(snapshot.meta["refused"])
         if run.server.round < run.rounds:
-            for name in ("posterior.safetensors", artifacts.TEST, artifacts.END):  # written after fewer rounds
+            for name in (
+                "posterior.safetensors",
+                artifacts.TEST,
+                artifacts.REGRESSION,
+                artifacts.END,
+            ):  # written after fewer rounds
                 (run.path / name).unlink(missing_ok=True)
         self.folder.rewind(run.server.round)
         run.history = self.folder.history()
