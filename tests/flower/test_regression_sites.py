@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from fedual.errors import FedualError
 from fedual.flower import BayesianADMM, Policy, client_app, wire
 from fedual.networks import Network
-from fedual.networks.targets import Targets
+from fedual.networks.targets import Targets, effective_parameters, noise_variance
 from fedual.posterior import Posterior
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -60,7 +60,12 @@ def test_it_is_the_run_of_the_simulator(tmp_path: Path):
     wanted = sum(n * square.sqrt() for n, square in zip(SIZES, squares, strict=True)) / sum(SIZES)
     assert own.history[-1]["rmse_clients"] == pytest.approx(float(wanted))
     loaded = Posterior.load(tmp_path / "out" / "posterior.safetensors", model())
-    assert_close(loaded.predict(every[0])[0], run.posterior.predict(every[0])[0], rtol=1e-8, atol=1e-8)
+    assert_close(loaded.noise, run.posterior.noise, rtol=1e-9, atol=0)
+    for one, other in zip(loaded.predict(every[0]), run.posterior.predict(every[0]), strict=True):
+        assert_close(one, other, rtol=1e-8, atol=1e-8)
+    finished = server(tmp_path)
+    finished.start(Here({}))  # type: ignore[arg-type]
+    assert_close(finished.posterior.noise, run.posterior.noise, rtol=1e-9, atol=0)
 
 
 def test_a_server_that_starts_again_keeps_the_unit(tmp_path: Path):
@@ -121,3 +126,31 @@ def test_other_numbers_of_outputs_are_turned_away(tmp_path: Path):
     here.apps[101] = (app, here.apps[101][1])
     with pytest.raises(FedualError, match="client 1 was turned away: its targets have 2 outputs, those of others 1"):
         server(tmp_path).start(here)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("squares", "why"),
+    [
+        (None, "it sent no squared residuals"),
+        (torch.ones(2, dtype=torch.float64), "it sent no squared residuals"),
+        (torch.tensor([-1.0], dtype=torch.float64), "its squared residuals are negative or not finite"),
+        (torch.tensor([torch.inf], dtype=torch.float64), "its squared residuals are negative or not finite"),
+    ],
+)
+def test_residuals_that_cannot_be_are_left_out(tmp_path: Path, squares: Tensor | None, why: str, caplog):
+    def between(node: int, message: Message, answer: Any) -> Message:
+        reply = answer()
+        if node == 101 and wire.config_of(message.content).get("action") == "residuals":
+            tensors = {} if squares is None else {"squares": squares}
+            return Message(wire.pack(tensors, wire.config_of(reply.content)), reply_to=message)
+        return reply
+
+    own = server(tmp_path)
+    own.start(grid(tmp_path, between=between))  # type: ignore[arg-type]
+    assert f"client 1 does not count in the noise: {why}" in caplog.text
+    rest = [sites()[0], sites()[2]]
+    q, (x, y) = own.posterior, (torch.cat(parts) for parts in zip(*rest, strict=True))
+    assert q.network.targets is not None
+    r = (q.predict(x, samples=0)[0][:, 0] - y) / q.network.targets.sd
+    parameters = effective_parameters(q.family, q.lam, own.ledger.server.prior, q.tau)
+    assert_close(q.noise, noise_variance(r.square().sum()[None], len(y), parameters))

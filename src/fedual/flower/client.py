@@ -25,7 +25,7 @@ from fedual.families import Family, Gaussian, check
 from fedual.flower import wire
 from fedual.flower.site import Request, Site
 from fedual.flower.vault import StateLost, opened
-from fedual.metrics import evaluate
+from fedual.metrics import evaluate, residual_squares
 from fedual.networks import Clients, Draws, Minibatches, Network
 from fedual.networks.checks import check as check_data
 from fedual.networks.targets import Targets, client_sums
@@ -142,6 +142,14 @@ def client_app(
             with reading():
                 request = request_of(config)
             return {"eta": Site(client, lambda number: None, folder).share(request)}, {}, {}
+        if config.get("action") == "residuals":
+            with reading():
+                lam_g, family = (
+                    wire.tensors_of(message.content)["lam_g"].to(place),
+                    decode(json.loads(config["family"])),
+                )
+                mine = in_unit(config["targets"])
+            return {"squares": residual_squares(mine, family.mean(lam_g), *examples(context))}, {}, {}
         with reading():
             experiment = config["experiment"]
         with opened(folder, experiment, client) as vault:

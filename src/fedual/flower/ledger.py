@@ -54,6 +54,7 @@ class Ledger:
         forgotten: Clients that left for good.
         sums: For each client the sums of its targets, where a regression is standardised.
         targets: Mean and sd of the targets of the first round's members, with which all rounds are trained.
+        noise: The variance of the noise that was learnt after the last round, in units of the targets' variance.
         usual: The largest median size of a round's updates so far.
         id: A random name of this ledger.
         starts: How often a server has opened it.
@@ -67,6 +68,7 @@ class Ledger:
     forgotten: set[str] = field(default_factory=set)
     sums: dict[str, Sums] = field(default_factory=dict)
     targets: Targets | None = None
+    noise: Tensor | None = None
     usual: float = 0.0
     id: str = field(default_factory=lambda: token_hex(4))
     starts: int = 0
@@ -83,6 +85,7 @@ class Ledger:
             "forgotten": sorted(self.forgotten),
             "sums": {client: sums.to_dict() for client, sums in self.sums.items()},
             "targets": None if self.targets is None else self.targets.to_dict(),
+            "noise": None if self.noise is None else self.noise.tolist(),
             "usual": self.usual,
             "id": self.id,
             "starts": self.starts,
@@ -123,6 +126,7 @@ class Ledger:
         server = ServerState(**{"start": None, **tensors}, round=meta["round"], moved=meta["moved"])
         rest = {key: meta[key] for key in ("acks", "numbers", "secrets", "usual", "id", "starts")}
         rest |= {"examples": meta.get("examples", {}), "targets": Targets.from_dict(meta.get("targets"))}
+        rest["noise"] = None if meta.get("noise") is None else torch.tensor(meta["noise"], dtype=torch.float64)
         sums = {client: Sums.from_dict(content) for client, content in meta.get("sums", {}).items()}
         return cls(server, forgotten=set(meta["forgotten"]), sums=sums, **rest)
 

@@ -23,6 +23,7 @@ from fedual.flower.client import shared_facts, standardises
 from fedual.flower.ledger import Ledger, Reply
 from fedual.flower.readmission import recount
 from fedual.flower.replies import averaged, by_client, reply_of
+from fedual.flower.residuals import learn_noise
 from fedual.flower.roster import Policy, Roster
 from fedual.methods import MethodSpec
 from fedual.metrics import evaluate
@@ -158,6 +159,9 @@ class BayesianADMM(Strategy):
                 self.history.append(record)
                 self._log(record)
                 self._stop_if_nobody_counts()
+            if self.ledger.targets is not None and self.roster.nodes:  # a run that was finished before has its noise
+                self.ledger.noise = learn_noise(grid, self.ledger, self.roster, self.resolved, self._envelope)
+                self.ledger.save(home.checkpoint)
             if self.network is not None:
                 self.posterior.save(self.folder / "posterior.safetensors")
                 if self.test is not None:
@@ -181,8 +185,8 @@ class BayesianADMM(Strategy):
     def posterior(self) -> Posterior:
         """The current q_g."""
         assert self.network is not None
-        family, lam_g = cast(Gaussian, self.method.family), self.ledger.server.lam_g
-        return Posterior(self.network, family, lam_g, self.resolved.tau, self.facts["loss"])
+        family, ledger = cast(Gaussian, self.method.family), self.ledger
+        return Posterior(self.network, family, ledger.server.lam_g, self.resolved.tau, self.facts["loss"], ledger.noise)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -282,6 +286,7 @@ class BayesianADMM(Strategy):
         if self.roster.standardise:
             assert self.network is not None
             self.ledger.standardise()
+            self.ledger.noise = None  # that of fewer rounds
             self.network.targets = self.ledger.targets
         messages = list(self.configure_train(round, ArrayRecord(), ConfigRecord(), grid))
         down = sum(wire.nbytes(message.content.array_records[wire.ARRAYS]) for message in messages)
