@@ -52,11 +52,11 @@ class Posterior:
     (`fedual.networks.targets`).
 
     With "mse" q(θ) is the posterior for noise of variance 1 in these units. `noise` is the variance σ² that
-    `fedual.fit` has learnt from the residuals, for each output; it is None, which counts as 1, for other losses, in
-    older files and on Flower. With σ² the likelihood N(f, σ²) and the prior N(0, σ²/δ) have 1/σ² times the precision:
-    the mean stays, and a covariance (XᵀX + δI)⁻¹ of q becomes σ² (XᵀX + δI)⁻¹. Predictions therefore have σ times the
-    spread of the outputs under q: exactly so for outputs that are linear in θ, to first order for others. `sample`
-    draws from q as it is.
+    `fedual.fit` has learnt from the residuals, for each output; it is None, which counts as 1, for other losses, before
+    the last round and in older files. With σ² the likelihood N(f, σ²) and the prior N(0, σ²/δ) have 1/σ² times the
+    precision: the mean stays, and a covariance (XᵀX + δI)⁻¹ of q becomes σ² (XᵀX + δI)⁻¹. Predictions therefore have σ
+    times the spread of the outputs under q: exactly so for outputs that are linear in θ, to first order for others.
+    `sample` draws from q as it is.
     """
 
     network: Network

@@ -144,12 +144,10 @@ def client_app(
             return {"eta": Site(client, lambda number: None, folder).share(request)}, {}, {}
         if config.get("action") == "residuals":
             with reading():
-                lam_g, family = (
-                    wire.tensors_of(message.content)["lam_g"].to(place),
-                    decode(json.loads(config["family"])),
-                )
+                lam_g = wire.tensors_of(message.content)["lam_g"].to(place)
+                mean = decode(json.loads(config["family"])).mean(lam_g)
                 mine = in_unit(config["targets"])
-            return {"squares": residual_squares(mine, family.mean(lam_g), *examples(context))}, {}, {}
+            return {"squares": residual_squares(mine, mean, *examples(context))}, {}, {}
         with reading():
             experiment = config["experiment"]
         with opened(folder, experiment, client) as vault:
