@@ -300,6 +300,7 @@ class TestPosterior:
         assert isinstance(prediction, Prediction)
         assert prediction.probabilities.shape == (SIZES[0], 3)
         for own, its in zip(prediction, run.posterior.predict(x, samples=4), strict=True):
+            assert its is not None
             assert torch.equal(own, its)
 
     def test_least_squares_recovers_the_function_that_made_the_data(self):
