@@ -148,7 +148,7 @@ class Ledger:
     def standardise(self) -> None:
         """Fix the unit of the targets before the first round, from the sums of the members at that time."""
         if self.targets is None and self.server.round == 0:
-            self.targets = pooled([self.sums[client] for client in self.members])
+            self.targets = pooled([self.sums[client] for client in self.members if client in self.sums])
 
     def admit(self, client: str, secret: str, examples: float | None = None, sums: Sums | None = None) -> str | None:
         """Admit a client, or return why it is refused; a client that was here before must show the same secret."""
