@@ -64,7 +64,7 @@ def test_a_regression_returns_mean_and_standard_deviation(tmp_path: Path):
     posterior = make(loss="mse")
     x = torch.tensor(np.random.default_rng(0).normal(size=(6, 4)))
     posterior.export(tmp_path / "p.pt2", x[:2], samples=5, seed=1)
-    mean, deviation = run(tmp_path / "p.pt2", x)
+    mean, deviation, _ = run(tmp_path / "p.pt2", x)
     wanted = posterior.predict(x, samples=5, seed=1)
     assert isinstance(wanted, RegressionPrediction)
     torch.testing.assert_close(mean, wanted.mean, atol=1e-6, rtol=0)
@@ -87,7 +87,7 @@ def test_outputs_without_an_axis_and_a_model_that_writes_into_its_inputs(tmp_pat
     posterior = Posterior(network, Diagonal(), Diagonal().natural(network.initial(), 4.0), loss="mse")
     x = torch.eye(3)
     posterior.export(tmp_path / "p.pt2", x, samples=6)
-    mean, deviation = run(tmp_path / "p.pt2", x)
+    mean, deviation, _ = run(tmp_path / "p.pt2", x)
     theta = posterior.sample(6)  # the inputs are unit vectors: f is 2θ
     torch.testing.assert_close(mean, 2 * theta.mean(0)[:, None])
     torch.testing.assert_close(deviation, 2 * theta.std(0, correction=0)[:, None])

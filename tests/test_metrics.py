@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp, softmax
+from sklearn.metrics import r2_score
 from torch import Tensor, nn
 
 from fedual.errors import DomainError, InputError
@@ -280,6 +281,8 @@ def test_evaluate_a_regression(outputs: int):
         "nll": np.mean((m - y) ** 2 / 2 + np.log(2 * np.pi) / 2),
         "rmse_mc": np.sqrt(np.mean((f.mean(0) - y) ** 2)),
         "nll_mc": -np.mean(logsumexp(log_density, 0) - np.log(5)) / outputs,
+        "r2": r2_score(y, m),
+        "r2_mc": r2_score(y, f.mean(0)),
     }
     target = torch.tensor(y[:, 0] if outputs == 1 else y)
     test = (x, target)

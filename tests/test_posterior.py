@@ -158,6 +158,8 @@ def test_a_loaded_posterior_predicts_the_same_bit_for_bit(tmp_path: Path, family
     posterior.save(tmp_path / "posterior.safetensors")
     loaded = Posterior.load(tmp_path / "posterior.safetensors")
     for before, after in zip(posterior.predict(x), loaded.predict(x), strict=True):
+        assert before is not None
+        assert after is not None
         assert torch.equal(before, after)
     assert torch.equal(posterior.sample(3), loaded.sample(3))
     assert repr(loaded) == repr(posterior)

@@ -4,8 +4,9 @@ The program is
 
     p(y | x) = 1/S Σ_m softmax f(x / scale; θ_m),        θ_m ~ q
 
-The network is written once, as the body of a loop over the draws. The file holds the draws θ_1, …, θ_S as one tensor
-`(S, P)` and, once, what was not trained. It holds neither the mean nor the inputs with which the program was traced.
+or, for a regression, what `Posterior.predict` returns. The network is written once, as the body of a loop over the
+draws. The file holds the draws θ_1, …, θ_S as one tensor `(S, P)` and, once, what was not trained. It holds neither
+the mean nor the inputs with which the program was traced.
 """
 
 import copy
@@ -17,24 +18,25 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedual.errors import InputError, in_one_line
+from fedual.metrics import regression_predictive
 from fedual.networks.network import Network
 from fedual.rundir.atomic import replacing, sync, writing
 
 
 class Averaged(nn.Module):
-    """Stored inputs `(B, ...)` → probabilities `(B, C)`, or mean and standard deviation `(B, D)` of a regression."""
+    """Stored inputs `(B, ...)` → probabilities `(B, C)`, or the parts of a `RegressionPrediction`, each `(B, D)`."""
 
     thetas: Tensor  # the draws θ, (S, P)
 
-    def __init__(self, network: Network, thetas: Tensor, classes: bool):
+    def __init__(self, network: Network, thetas: Tensor, loss: str, noise: Tensor | None):
         super().__init__()
-        self.network, self.classes = network, classes
+        self.network, self.loss, self.noise = network, loss, noise
         self.model = copy.deepcopy(network.model).cpu().eval()
         for name in network.names:
             self.model.get_parameter(name).data = thetas.new_empty(0)  # replaced by the draws
         self.register_buffer("thetas", thetas)
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
         """The averaged outputs of all draws."""
         # the program keeps this loop: unrolled, 32 draws of a ResNet-20 take minutes to trace
         from functorch.experimental.control_flow import map as loop
@@ -42,10 +44,11 @@ class Averaged(nn.Module):
         # a clone, because a model may write into its inputs
         network = lambda theta, x: functional_call(self.model, self.network.split(theta), (x.clone(),))
         outputs = loop(network, self.thetas, self.network.inputs(x))  # pyright: ignore[reportArgumentType]
-        if self.classes:
+        if self.loss == "cross_entropy":
             return outputs.softmax(-1).mean(0)
         f = outputs.flatten(2) if outputs.dim() > 2 else outputs[..., None]
-        return f.mean(0), f.std(0, correction=0)
+        prediction = regression_predictive(f, self.network.targets, self.noise, self.loss)
+        return tuple(part for part in prediction if part is not None)
 
 
 def save_program(path: str | os.PathLike[str], predictor: Averaged, x: Tensor) -> None:

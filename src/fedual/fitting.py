@@ -21,6 +21,7 @@ from fedual.methods import MethodSpec
 from fedual.networks import Clients, Draws, Minibatches, Network
 from fedual.networks.checks import check, rehearse
 from fedual.networks.client_data import materialise
+from fedual.networks.targets import Targets
 from fedual.progress import watchers
 from fedual.run import Callback, Folder, Run, run_rounds
 from fedual.rundir import RunDirectory, artifacts
@@ -58,7 +59,8 @@ def fit(
         rounds: Rounds of communication.
         test: `(x, y)` on which the run is evaluated.
         loss: "cross_entropy", "mse" or another name of `fedual.networks.losses`, or a function (outputs, targets) →
-            one loss for each example.
+            one loss for each example. With "mse" clients first give count, sum and squares of their targets, the
+            network is trained on (y − mean)/sd, and everything that you see is in the unit of y again.
         seed: Random seed for everything but the model's initialisation.
         local: What clients do in a round.
         execution: How the run is computed.
@@ -77,6 +79,10 @@ def fit(
     network = Network.of(model).to(find_device(execution.device))
     data = clients if isinstance(clients, Clients) else Clients.from_pairs(clients)
     draws, amount = Draws(seed, local.noise, local.order), (local.batch_size, local.local_epochs, local.local_steps)
+    path = None if out is None else Path(out)
+    resumed = RunDirectory.open(path).config if path and resume and (path / "config.json").exists() else None
+    if loss == "mse" and network.targets is None:
+        network.targets = data.targets() if resumed is None else Targets.from_dict(resumed.get("targets"))
     losses = Minibatches(network, data.to(network.device), loss, draws, *amount)
     examples, steps = float(data.total_weights.sum()), local.average_steps(len(data), sum(data.sizes))
     method = resolve(method, Federation(len(data), examples, local.participation, steps))
@@ -92,9 +98,8 @@ def fit(
     if together:
         rehearse(losses, isinstance(method.solver, Laplace))
 
-    path = None if out is None else Path(out)
-    if path is not None and resume and (path / "config.json").exists():
-        execution = _as_stored(path, execution, local, rounds)
+    if resumed is not None:
+        execution = _as_stored(resumed, execution, local, rounds, path)
     compile = (together and worth_compiling(losses, rounds)) if execution.compile is None else execution.compile
     losses = replace(losses, compile=compile)
     chunk = execution.chunk or (choose_chunk(losses, len(data)) if together else 1)
@@ -153,9 +158,10 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def _as_stored(path: Path, execution: Execution, local: LocalTraining, rounds: int) -> Execution:
-    """The execution with the chunk and compilation of the resumed run, unless others are given."""
-    config = RunDirectory.open(path).config
+def _as_stored(
+    config: dict[str, Any], execution: Execution, local: LocalTraining, rounds: int, path: Path | None
+) -> Execution:
+    """The execution with the chunk and compilation of the resumed run in `path`, unless others are given."""
     if local.schedule == "cosine" and config.get("rounds") != rounds:
         raise InputError(
             f"{path} holds a run whose cosine schedule ends in round {config.get('rounds')}, not {rounds}: "
@@ -189,6 +195,7 @@ def _config(
         "dtype": str(network.dtype),
         "loss": loss if isinstance(loss, str) else _name(loss),
         "scale": network.scale,
+        **({} if network.targets is None else {"targets": network.targets.to_dict()}),
         **settings,
     }
     about = dict(data.description or {}) | ({} if network.recipe is None else {"model": network.recipe})

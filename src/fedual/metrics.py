@@ -10,7 +10,7 @@ are a function of the seed.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from fedual.errors import DomainError, InputError, require_count
 from fedual.families import Gaussian, check, is_point
 from fedual.networks.losses import Criterion, criterion
 from fedual.networks.network import Network
+from fedual.networks.targets import Targets
 
 
 class Prediction(NamedTuple):
@@ -36,10 +37,24 @@ class Prediction(NamedTuple):
 
 
 class RegressionPrediction(NamedTuple):
-    """Mean and standard deviation of f(x; θ) under the posterior; with "mse" an observation adds variance 1."""
+    """A regression's prediction in the targets' own unit.
 
-    mean: Tensor  # (N, D)
-    standard_deviation: Tensor  # (N, D)
+    With "mse" an observation is f(x; θ) + ε, ε ~ N(0, σ²). With any other loss mean and standard deviation are those of
+    the network's outputs, and there is no `observation_sd`.
+    """
+
+    mean: Tensor  # (N, D), of f(x; θ) under the posterior
+    standard_deviation: Tensor  # (N, D), of f(x; θ) about that mean
+    observation_sd: Tensor | None = None  # (N, D), √(standard_deviation² + σ²)
+
+    def quantiles(self, p: float | Sequence[float]) -> Tensor:
+        """The quantiles of an observation, N(mean, observation_sd²): `(N, D)`, or `(len(p), N, D)` of several p."""
+        if self.observation_sd is None:
+            raise InputError('Only the loss "mse" says how observations scatter about the outputs: train with it.')
+        level = torch.as_tensor(p, dtype=self.mean.dtype, device=self.mean.device)
+        if not ((level > 0) & (level < 1)).all():
+            raise InputError(f"p = {p}: quantiles need probabilities between 0 and 1.")
+        return self.mean + torch.special.ndtri(level)[..., None, None] * self.observation_sd
 
 
 def accuracy(probabilities: Tensor, labels: Tensor) -> float:
@@ -96,6 +111,18 @@ def rmse(prediction: Tensor, target: Tensor) -> float:
     return math.sqrt(float((prediction.double() - target).square().mean()))
 
 
+def r2(prediction: Tensor, target: Tensor) -> float:
+    """1 − Σ (f − y)²/Σ (y − ȳ)², averaged over the outputs of f, y `(N, D)`; NaN where the targets of one do not vary.
+
+    It is 0 for the mean of these targets, and negative for what is worse.
+    """
+    target = target.double()
+    spread = (target - target.mean(0)).square().sum(0)
+    return float(
+        (1 - (prediction.double() - target).square().sum(0) / torch.where(spread > 0, spread, torch.nan)).mean()
+    )
+
+
 def gaussian_nll(outputs: Tensor, target: Tensor) -> float:
     """−1/(N D) Σ_n log 1/S Σ_m N(y_n | f_mn, I): NLL per output of f `(S, N, D)` of S networks, for y `(N, D)`."""
     error = (outputs.double() - target).square().sum(-1)
@@ -118,10 +145,13 @@ def evaluate(
 ) -> dict[str, float]:
     """The metrics of q_g on a test set.
 
-    With "cross_entropy": `accuracy`, `nll`, `brier`, `ece`; with "mse": `rmse` and `nll` of a Gaussian of unit
-    variance; with any other loss its mean, `loss`. Plain names are metrics at the mean m_g; names with the suffix
-    `_mc` are metrics under q_g, averaged over `samples` draws (0 leaves them out). Families of fixed precision have
-    none, because methods such as FedAvg and ADMM learn only a point.
+    With "cross_entropy": `accuracy`, `nll`, `brier`, `ece`; with "mse", in the targets' own unit: `rmse`, `nll`, and
+    `r2` unless the test targets do not vary; with any other loss its mean, `loss`. Plain names are metrics at the mean
+    m_g; names with the suffix `_mc` are metrics under q_g, averaged over `samples` draws (0 leaves them out). Families
+    of fixed precision have none, because methods such as FedAvg and ADMM learn only a point.
+
+    The `nll` of a regression is that of a Gaussian with the variance that training assumes: sd² of the federation's
+    targets, or 1 without `Network.targets`. The variance of the noise is learnt after the last round only.
 
     The test set has inputs `(N, ...)` as they are stored, and class numbers `(N,)` or targets `(N,)` or `(N, D)`;
     `transform` maps a batch of its inputs, on the network's device, to the network's inputs. `record` replays CUDA
@@ -131,9 +161,14 @@ def evaluate(
     check(family, lam_g, "λ_g")
     if len(x) != len(y):
         raise InputError(f"{len(x)} test inputs have {len(y)} labels: give one label to each input.")
-    metrics = _METRICS.get(loss) if isinstance(loss, str) else None
-    metrics = metrics or partial(_loss_metrics, criterion(loss))
-    measure = lambda thetas: metrics(forward(network, thetas, x, transform, batch_size, record), y.to(network.device))
+    if loss == "cross_entropy":
+        metrics = _class_metrics
+    elif loss == "mse":
+        metrics = partial(_regression_metrics, targets=network.targets)
+    else:
+        metrics = partial(_loss_metrics, loss=criterion(loss))
+    target = network.standardised(y.to(network.device))
+    measure = lambda thetas: metrics(forward(network, thetas, x, transform, batch_size, record), target)
     at_mean = measure([family.mean(lam_g)])
     if is_point(family) or not require_count("samples", samples, 0):
         return at_mean
@@ -206,6 +241,26 @@ def regression_outputs(outputs: Iterable[Tensor]) -> Tensor:
     return torch.stack([f.flatten(1) if f.dim() > 1 else f[:, None] for f in outputs])
 
 
+def residual_squares(network: Network, theta: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Σ w r² `(D,)` of one client's residuals at θ in standard units, for x, y as they are stored; on the CPU."""
+    (f,) = regression_outputs(forward(network, [theta], x, network.inputs, 2048))
+    residuals = (f - network.standardised(y.to(f.device)).reshape(f.shape)).double().cpu()
+    weight = torch.ones(len(residuals)) if weight is None else weight.cpu()
+    return weight.double() @ residuals.square()
+
+
+def regression_predictive(f: Tensor, targets: Targets | None, noise: Tensor | None, loss: str) -> RegressionPrediction:
+    """The prediction of S networks' outputs f `(S, N, D)` in standard units; see `Posterior.predict`."""
+    variance = torch.ones((), dtype=f.dtype) if noise is None else noise
+    mean, deviation = f.mean(0), f.std(0, correction=0) * variance.sqrt().to(f)
+    observation = (deviation.square() + variance.to(f)).sqrt() if loss == "mse" else None
+    if targets is not None:
+        sd = targets.sd.to(f.device)
+        mean, deviation = targets.restored(mean), deviation * sd
+        observation = None if observation is None else observation * sd
+    return RegressionPrediction(mean, deviation, observation)
+
+
 def _class_metrics(outputs: Iterable[Tensor], labels: Tensor) -> dict[str, float]:
     log_p, _ = class_predictive(outputs)
     p = log_p.exp()
@@ -217,23 +272,25 @@ def _class_metrics(outputs: Iterable[Tensor], labels: Tensor) -> dict[str, float
     }
 
 
-def _regression_metrics(outputs: Iterable[Tensor], target: Tensor) -> dict[str, float]:
+def _regression_metrics(outputs: Iterable[Tensor], target: Tensor, targets: Targets | None) -> dict[str, float]:
+    """The metrics in the targets' own unit, from outputs and targets in standard units."""
     f = regression_outputs(outputs)
     target = target.flatten(1) if target.dim() > 1 else target[:, None]
     if f.shape[1:] != target.shape:
         shapes = f"{tuple(f.shape[1:])} for targets {tuple(target.shape)}"
         raise InputError(f"The network's outputs are {shapes}: make them the same.")
-    return {"rmse": rmse(f.mean(0), target), "nll": gaussian_nll(f, target)}
+    mean, sd = f.mean(0), torch.ones(1) if targets is None else targets.sd
+    figures = {"rmse": rmse(mean * sd.to(f.device), target * sd.to(f.device))}
+    figures["nll"] = gaussian_nll(f, target) + float(sd.log().mean())
+    explained = r2(mean, target)
+    return figures if math.isnan(explained) else figures | {"r2": explained}
 
 
-def _loss_metrics(loss: Criterion, outputs: Iterable[Tensor], target: Tensor) -> dict[str, float]:
+def _loss_metrics(outputs: Iterable[Tensor], target: Tensor, loss: Criterion) -> dict[str, float]:
     values = torch.stack([loss(f, target).double().mean() for f in outputs])
     if not values.isfinite().all():
         raise DomainError("The loss on the test set is not finite: check the inputs, or train with smaller steps.")
     return {"loss": float(values.mean())}
-
-
-_METRICS = {"cross_entropy": _class_metrics, "mse": _regression_metrics}
 
 
 def _labels(predicted: Tensor, labels: Tensor) -> Tensor:

@@ -21,9 +21,18 @@ from fedual.errors import DataError, FedualError, InputError, import_optional, r
 from fedual.export import Averaged, save_program
 from fedual.families import Diagonal, FixedPrecision, Full, Gaussian, Isotropic, check, is_point
 from fedual.families.gaussian import LOG_2PI
-from fedual.metrics import Prediction, RegressionPrediction, class_predictive, draws, forward, regression_outputs
+from fedual.metrics import (
+    Prediction,
+    RegressionPrediction,
+    class_predictive,
+    draws,
+    forward,
+    regression_outputs,
+    regression_predictive,
+)
 from fedual.models import MODELS, build
 from fedual.networks.network import Network
+from fedual.networks.targets import Targets
 from fedual.rundir.atomic import store
 from fedual.rundir.checksum import parse, seal, verify
 from fedual.summary import table
@@ -45,7 +54,15 @@ class Posterior:
     With τ < 1 the posterior is *tempered*: every example counted 1/τ times, which makes its spread smaller than that of
     the posterior of the data. With a family of fixed precision (`Isotropic`, `FixedPrecision`) the spread is the
     prior's and only the mean was learned; such a posterior predicts at the mean. The loss says what the outputs are:
-    logits with "cross_entropy", the mean of a Gaussian of unit variance with "mse".
+    logits with "cross_entropy"; with "mse" the mean of a Gaussian, in units of the targets' sd
+    (`fedual.networks.targets`).
+
+    With "mse" q(θ) is the posterior for noise of variance 1 in these units. `noise` is the variance σ² that
+    `fedual.fit` has learnt from the residuals, for each output; it is None, which counts as 1, for other losses, before
+    the last round and in older files. With σ² the likelihood N(f, σ²) and the prior N(0, σ²/δ) have 1/σ² times the
+    precision: the mean stays, and a covariance (XᵀX + δI)⁻¹ of q becomes σ² (XᵀX + δI)⁻¹. Predictions therefore have σ
+    times the spread of the outputs under q: exactly so for outputs that are linear in θ, to first order for others.
+    `sample` draws from q as it is.
     """
 
     network: Network
@@ -53,6 +70,7 @@ class Posterior:
     lam: Tensor  # λ, (R, P)
     tau: float = 1.0
     loss: str = "cross_entropy"
+    noise: Tensor | None = None  # σ² in units of the targets' variance, (D,)
 
     def __post_init__(self) -> None:
         check(self.family, self.lam)
@@ -64,6 +82,8 @@ class Posterior:
             if of_lam != of_network:
                 raise InputError(f"λ has {what} {of_lam}, the network {of_network}: make them the same.")
         require_positive("tau", self.tau)
+        if self.noise is not None and not (self.noise.isfinite().all() and (self.noise > 0).all()):
+            raise InputError(f"noise = {self.noise.tolist()}: give a positive, finite variance for each output.")
 
     @property
     def mean(self) -> Tensor:
@@ -148,12 +168,12 @@ class Posterior:
         """Predict for inputs: a `Prediction` with "cross_entropy", else a `RegressionPrediction` of the outputs.
 
         The inputs `(N, ...)` are given as they are stored, and divided by `scale`. The prediction is averaged over
-        `samples` draws of θ; with 0 it is made at the mean, as families of fixed precision always do.
+        `samples` draws of θ; with 0 it is made at the mean, as families of fixed precision always do. A regression is
+        predicted in the targets' own unit, with σ times the spread of the draws (see `noise` above).
         """
         outputs = forward(self.network, self._thetas(samples, seed), x, self.transform, batch_size)
         if self.loss != "cross_entropy":
-            f = regression_outputs(outputs)
-            return RegressionPrediction(f.mean(0), f.std(0, correction=0))
+            return regression_predictive(regression_outputs(outputs), self.network.targets, self.noise, self.loss)
         log_p, sample_entropy = class_predictive(outputs)
         probabilities = log_p.exp()
         entropy = torch.special.entr(probabilities).sum(-1)
@@ -182,11 +202,12 @@ class Posterior:
         """Write the predictor as a .pt2 file of `torch.export`, which runs with torch alone, on a CPU.
 
         The program takes any number of stored inputs and returns probabilities `(N, C)`; if the loss is not
-        "cross_entropy", mean and standard deviation, each `(N, D)`. The file holds samples · P numbers. The shape and
+        "cross_entropy", mean and standard deviation, each `(N, D)`, and with "mse" the sd of an observation, all in the
+        targets' own unit. The file holds samples · P numbers. The shape and
         type of x `(N, ...)` are those of stored inputs; its values are not used.
         """
         thetas = torch.stack(list(self._thetas(samples, seed))).cpu()
-        save_program(path, Averaged(self.network, thetas, self.loss == "cross_entropy"), x)
+        save_program(path, Averaged(self.network, thetas, self.loss, self.noise), x)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to a safetensors file, whole or not at all."""
@@ -203,6 +224,8 @@ class Posterior:
             "tau": self.tau,
             "loss": self.loss,
             "scale": self.network.scale,
+            "targets": None if self.network.targets is None else self.network.targets.to_dict(),
+            "noise": None if self.noise is None else self.noise.tolist(),
             "config": self.network.recipe,
             "parameters": _layout(self.network.model, trained),
         }
@@ -245,7 +268,7 @@ class Posterior:
             if stored != present:
                 words = lambda entry: f"{entry[0]} {tuple(entry[1])} of {entry[2]}" if entry else "no more parameters"
                 raise InputError(f"The model is not that of {path}: it has {words(present)}, the file {words(stored)}.")
-        network = Network(model, names.__contains__, about["scale"], config)
+        network = Network(model, names.__contains__, about["scale"], config, Targets.from_dict(about.get("targets")))
         network.to(device or network.device)
         network.model.load_state_dict(under("frozen."), strict=False)
         try:
@@ -254,7 +277,8 @@ class Posterior:
             check(family, lam)
         except FedualError as error:
             raise DataError(f"{path} is damaged: {error}") from None
-        return cls(network, family, lam.to(network.device), about["tau"], about["loss"])
+        noise = None if about.get("noise") is None else torch.tensor(about["noise"], dtype=torch.float64)
+        return cls(network, family, lam.to(network.device), about["tau"], about["loss"], noise)
 
     def __repr__(self) -> str:
         tempered = "" if self.tau == 1 else f" (tempered: every example counted {1 / self.tau:g} times)"

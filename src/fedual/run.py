@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor
 
 from fedual.algorithm import Info, Method, ServerState
@@ -17,9 +18,10 @@ from fedual.backends.client_store import Store
 from fedual.backends.precision import arithmetic
 from fedual.errors import DivergedError, DomainError, import_optional
 from fedual.families import Gaussian
-from fedual.metrics import evaluate
+from fedual.metrics import evaluate, residual_squares
 from fedual.networks import Minibatches
 from fedual.networks.randomness import counted
+from fedual.networks.targets import effective_parameters, noise_variance
 from fedual.posterior import Posterior
 from fedual.rundir import RunDirectory, artifacts
 from fedual.settings import Evaluation, Execution, LocalTraining
@@ -43,11 +45,12 @@ Callback = Callable[["Run", Record | None], None]
 class Run:
     """A federation that was, or is being, trained.
 
-    `history` has one record a round: round, accuracy, nll, brier, ece (at the mean, and under q_g with the suffix
-    `_mc`), seconds of training and evaluation_seconds, bytes_up, bytes_down, active, counted and refused clients,
-    shortened (the fraction of the server's step that was taken), limited (the fraction of parameters whose last step
-    was cut to the step limit), held (the fraction whose mean was held to m_g), and the residuals `primal` ‖λ_k − λ_g‖
-    and `dual` ‖change of λ_g‖, which are small beside `norm` ‖λ_g‖ at convergence.
+    `history` has one record a round: round, accuracy, nll, brier, ece, or rmse, r2, nll of a regression (at the mean,
+    and under q_g with the suffix `_mc`; `fedual.metrics.evaluate` defines them), seconds of training and
+    evaluation_seconds, bytes_up, bytes_down, active, counted and refused clients, shortened (the fraction of the
+    server's step that was taken), limited (the fraction of parameters whose last step was cut to the step limit), held
+    (the fraction whose mean was held to m_g), and the residuals `primal` ‖λ_k − λ_g‖ and `dual` ‖change of λ_g‖, which
+    are small beside `norm` ‖λ_g‖ at convergence.
     A callback sets `stop` to end the run after this round.
     """
 
@@ -64,12 +67,14 @@ class Run:
     history: list[Record] = field(default_factory=list)
     stop: bool = False
     refused: set[int] = field(default_factory=set)  # clients refused since an update last counted
+    noise: Tensor | None = None  # of a regression, after its last round; see `Posterior`
 
     @property
     def posterior(self) -> Posterior:
         """The current q_g."""
         family = cast(Gaussian, self.method.family)
-        return Posterior(self.losses.network, family, self.server.lam_g, self.method.tau, self.config["loss"])
+        of_loss = self.config["loss"], self.noise
+        return Posterior(self.losses.network, family, self.server.lam_g, self.method.tau, *of_loss)
 
     def frame(self) -> "pandas.DataFrame":
         """The history as a table, one row a round; a figure that a round does not have is NaN."""
@@ -101,7 +106,7 @@ class Run:
 
 
 def run_rounds(run: Run, test: tuple[Tensor, Tensor] | None) -> Iterator[Record]:
-    """Train round after round, and yield the record of each."""
+    """Train round after round, and yield the record of each; after the last one, learn a regression's noise."""
     losses, clients = run.losses, len(run.losses.data)
     engine = ENGINES[run.execution.engine]
     while run.server.round < run.rounds and not run.stop:
@@ -124,6 +129,11 @@ def run_rounds(run: Run, test: tuple[Tensor, Tensor] | None) -> Iterator[Record]
             record["evaluation_seconds"] = time.perf_counter() - began
         run.server = server
         yield record
+    if losses.loss == "mse":
+        try:
+            run.noise = _noise(run)
+        except DomainError as error:
+            raise _diverged(run, {"round": run.server.round}, "the network's outputs at q_g") from error
 
 
 def _facts(run: Run, info: Info, active: int) -> Record:
@@ -159,6 +169,21 @@ def _evaluate(run: Run, server: ServerState, test: tuple[Tensor, Tensor]) -> Rec
     if losses.loss == "cross_entropy" and figures["nll"] > LARGEST_NLL:
         raise DomainError(f"The NLL on the test set is {figures['nll']:.1e}.")
     return figures
+
+
+def _noise(run: Run) -> Tensor:
+    """σ² of a regression from each client's Σ w r² at the mean of q_g, `(D,)`, and its Σ w."""
+    losses, data, family = run.losses, run.losses.data, cast(Gaussian, run.method.family)
+    network, mean, squares = losses.network, family.mean(run.server.lam_g), list[Tensor]()
+    for k, rows in enumerate(data.parts):
+        rows, weight = rows.to(data.x.device), None if data.weights is None else data.weights[k]
+        with arithmetic(network.device, run.execution.precision):
+            squares.append(residual_squares(network, mean, data.x[rows], data.y[rows], weight))
+    parameters = effective_parameters(family, run.server.lam_g, run.server.prior, run.method.tau)
+    variance = noise_variance(torch.stack(squares).sum(0), float(data.total_weights.sum()), parameters)
+    if not variance.isfinite().all():
+        raise DomainError(f"The variance of the noise is {variance.tolist()}: the network's outputs are too large.")
+    return variance
 
 
 def _diverged(run: Run, record: Record, what: str) -> DivergedError:
@@ -206,7 +231,12 @@ class Folder:
             run.server = ServerState(**snapshot.server, round=snapshot.round, moved=snapshot.meta["moved"])
             run.refused = set(snapshot.meta["refused"])
         if run.server.round < run.rounds:
-            for name in ("posterior.safetensors", artifacts.TEST, artifacts.END):  # written after fewer rounds
+            for name in (
+                "posterior.safetensors",
+                artifacts.TEST,
+                artifacts.REGRESSION,
+                artifacts.END,
+            ):  # written after fewer rounds
                 (run.path / name).unlink(missing_ok=True)
         self.folder.rewind(run.server.round)
         run.history = self.folder.history()

@@ -62,6 +62,13 @@ def test_a_regression_has_its_own_figures_and_is_not_compared_with_guessing(caps
     assert not any("guessing" in line[0] for line in lines)
 
 
+@pytest.mark.parametrize(("r2", "told"), [(0.3, False), (-0.25, True)])
+def test_a_regression_says_when_it_is_worse_than_the_mean(capsys: pytest.CaptureFixture[str], r2: float, told: bool):
+    record = {"round": 3, "refused": 0, "shortened": 1.0, "rmse": 0.25, "r2": r2, "nll": 0.95}
+    report(load("digits-heterog-10", sets=["model.outputs=1"]), [record], 1.0)
+    assert ("R² is -0.25: the run predicts worse than the mean" in capsys.readouterr().out) == told
+
+
 def test_a_point_method_has_no_figures_under_q(fake: Fake):
     output = run("--method", "fedavg", "--rounds", "1")
     assert "at the mean" in output

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import fedual
 from fedual.cli import build
+from fedual.cli.predict import _number_cells
 from fedual.errors import DataError, FedualError, InputError
 from fedual.networks import Clients, Network
 from fedual.posterior import Posterior, Prediction, RegressionPrediction
@@ -200,11 +201,22 @@ def test_a_regression_has_means_with_standard_deviations(tmp_path: Path):
     np.testing.assert_allclose(column(found, "standard_deviation"), told.standard_deviation)
     assert "unsure" not in found
     assert (tmp_path / "y.csv").read_text().splitlines()[0] == (
-        "input,mean_0,mean_1,standard_deviation_0,standard_deviation_1"
+        "input,mean_0,mean_1,standard_deviation_0,standard_deviation_1,observation_sd_0,observation_sd_1"
     )
     text = output(tmp_path / "run", tmp_path / "x.npy")
     assert f"{told.mean[0, 0]:.4g} ± {told.standard_deviation[0, 0]:.2g}" in text
+    assert told.observation_sd is not None
+    assert f"{told.observation_sd[0, 0]:.2g}, {told.observation_sd[0, 1]:.2g}" in text
     assert "unsure" not in text
+
+
+@pytest.mark.parametrize(
+    ("mean", "sd", "shown"),
+    [(1e6 + 0.37, 1.0, "1000000.4"), (152.13, 54.0, "152.1"), (0.0, 0.5, "0"), (-0.01234567, 3e-4, "-0.01235")],
+)
+def test_a_mean_is_shown_to_the_second_digit_of_an_observations_sd(mean: float, sd: float, shown: str):
+    row = {"input": "1", "mean": [mean], "standard_deviation": [0.25], "observation_sd": [sd]}
+    assert _number_cells(row)[1:] == (f"{shown} ± 0.25", f"{sd:.2g}")
 
 
 @pytest.mark.parametrize("shape", [(3, 2, 3), (1, 2, 3)])

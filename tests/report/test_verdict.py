@@ -86,6 +86,16 @@ def test_a_regression_has_no_guessing(tmp_path: Path):
     assert "Worse than guessing" not in judged(tmp_path, [record(1, 50.0)], loss="mse")
 
 
+@pytest.mark.parametrize(
+    ("r2", "worse"), [({"r2": 0.1}, False), ({"r2": 0.1, "r2_mc": -0.2}, True), ({"r2": 0.0}, True)]
+)
+def test_a_regression_that_is_worse_than_predicting_the_mean(tmp_path: Path, r2: dict[str, float], worse: bool):
+    found = judged(tmp_path, [record(1, 1.0, **r2)], loss="mse")
+    assert ("Worse than predicting the mean" in found) == worse
+    if worse:
+        assert "R²" in found["Worse than predicting the mean"].text
+
+
 def test_refused_clients_of_a_simulation(tmp_path: Path):
     history = [record(1), record(2, refused=2, refused_clients=[3, 4]), record(3, refused=1, refused_clients=[4])]
     found = judged(tmp_path, history)["Clients left out"]

@@ -95,4 +95,5 @@ class OneClient(Gradients):
         data, device = self.plan.data, self.network.device
         rows = data.parts[self.client][positions].to(device)
         weight = torch.ones(len(rows)) if data.weights is None else data.weights[self.client][positions]
-        return self.network.inputs(data.x[rows]), data.y[rows], weight.to(device, self.network.dtype)
+        x, y = self.network.inputs(data.x[rows]), self.network.standardised(data.y[rows])
+        return x, y, weight.to(device, self.network.dtype)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,9 +72,12 @@ def predict(
         headings, cells = ("input", "class", "probability", "entropy", "mutual information", "unsure"), _class_cells
         notes = [_about(sure, sum(row["unsure"] for row in rows), len(rows))]
     else:
-        numbers = zip(inputs.names, *(part.tolist() for part in found), strict=True)
-        rows = [{"input": name, "mean": mean, "standard_deviation": sd} for name, mean, sd in numbers]
+        parts = {name: part.tolist() for name, part in found._asdict().items() if part is not None}
+        columns = zip(inputs.names, *parts.values(), strict=True)
+        rows = [dict(zip(("input", *parts), values, strict=True)) for values in columns]
         headings, cells, notes = ("input", "mean ± standard deviation"), _number_cells, []
+        if found.observation_sd is not None:
+            headings = (*headings, "sd of an observation")
     if out is not None:
         _write(out, rows)
     if as_json:
@@ -119,8 +123,15 @@ def _class_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _number_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    pairs = zip(row["mean"], row["standard_deviation"], strict=True)
-    return row["input"], ", ".join(f"{mean:.4g} ± {deviation:.2g}" for mean, deviation in pairs)
+    mean, sd, observation = row["mean"], row["standard_deviation"], row.get("observation_sd")
+    digits = [4] * len(mean) if observation is None else map(_digits, mean, observation)
+    shown = ", ".join(f"{m:.{d}g} ± {s:.2g}" for m, s, d in zip(mean, sd, digits, strict=True))
+    return (row["input"], shown, *([] if observation is None else [", ".join(f"{each:.2g}" for each in observation)]))
+
+
+def _digits(mean: float, sd: float) -> int:
+    """Digits that show a mean, however far from 0, to the second digit of an observation's sd; at least 4."""
+    return max(4, math.floor(math.log10(abs(mean) or sd)) - math.floor(math.log10(sd)) + 2)
 
 
 def _about(sure: "Threshold", unsure: int, count: int) -> str:

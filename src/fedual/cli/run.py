@@ -114,7 +114,7 @@ def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]], tau: floa
         return
     last = history[-1]
     typer.echo(f"{scenario.title}: {scenario.method}, round {last['round']}")
-    headings = {"accuracy": "accuracy", "rmse": "RMSE", "loss": "loss", "nll": "NLL", "ece": "ECE"}
+    headings = {"accuracy": "accuracy", "rmse": "RMSE", "r2": "R²", "loss": "loss", "nll": "NLL", "ece": "ECE"}
     known = [name for name in headings if last.get(name) is not None]
     rows = []
     for label, suffix in (("at the mean", ""), ("under q_g", "_mc")):
@@ -128,6 +128,11 @@ def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]], tau: floa
     guessing = math.log(scenario.model.get("outputs", math.inf))
     if "accuracy" in last and last["nll"] > guessing:
         typer.echo(f"The NLL is above {guessing:.2f}, that of guessing: the run did not converge; try a lower lr.")
+    explained = last.get("r2_mc", last.get("r2"))
+    if explained is not None and explained <= 0:
+        typer.echo(
+            f"R² is {explained:.2f}: the run predicts worse than the mean of the test targets; check the inputs."
+        )
     refused, shortened = sum(r["refused"] for r in history), sum(r["shortened"] < 1 for r in history)
     if refused or shortened:
         typer.echo(f"{refused} updates of clients were refused, {shortened} steps of the server shortened.")

@@ -25,9 +25,10 @@ from fedual.families import Family, Gaussian, check
 from fedual.flower import wire
 from fedual.flower.site import Request, Site
 from fedual.flower.vault import StateLost, opened
-from fedual.metrics import evaluate
+from fedual.metrics import evaluate, residual_squares
 from fedual.networks import Clients, Draws, Minibatches, Network
 from fedual.networks.checks import check as check_data
+from fedual.networks.targets import Targets, client_sums
 from fedual.parts import decode
 from fedual.settings import LocalTraining
 
@@ -75,6 +76,15 @@ def client_app(
         return Network.of(model if isinstance(model, nn.Module | Network) else model()).to(place)
 
     @cache
+    def in_unit(targets: str | None) -> Network:
+        """The network in the unit of the federation's targets, which the server sends once it has all sums."""
+        if targets is None:
+            return network()
+        found = Network.of(network()).to(place)
+        found.targets = Targets.from_dict(json.loads(targets))
+        return found
+
+    @cache
     def load(source: Data, node: str) -> tuple[Tensor, Tensor]:
         x, y = source(json.loads(node))
         return torch.as_tensor(x).to(place), torch.as_tensor(y).to(place)
@@ -97,6 +107,7 @@ def client_app(
             seed, request = training.pop("seed"), request_of(config)
             local = LocalTraining.from_dict(training)
             lam_g, start = tensors["lam_g"], tensors.get("start")
+            mine = None if model is None else in_unit(config.get("targets"))
             if model is not None and lam_g.shape[-1] != network().dim:
                 raise InputError(f"The server's λ_g has {lam_g.shape[-1]} parameters, the model {network().dim}.")
             check(method.family, lam_g, "The server's λ_g")
@@ -107,8 +118,9 @@ def client_app(
             if losses is not None:
                 return losses(dict(context.node_config))
             x, y = examples(context)
+            assert mine is not None
             batches = Minibatches(
-                network(),
+                mine,
                 Clients(x, y, [torch.arange(len(x))]),
                 loss,
                 SiteDraws(seed, local.noise, local.order, number),
@@ -130,13 +142,22 @@ def client_app(
             with reading():
                 request = request_of(config)
             return {"eta": Site(client, lambda number: None, folder).share(request)}, {}, {}
+        if config.get("action") == "residuals":
+            with reading():
+                lam_g = wire.tensors_of(message.content)["lam_g"].to(place)
+                mean = decode(json.loads(config["family"])).mean(lam_g)
+                mine = in_unit(config["targets"])
+            return {"squares": residual_squares(mine, mean, *examples(context))}, {}, {}
         with reading():
             experiment = config["experiment"]
         with opened(folder, experiment, client) as vault:
             secret = hashlib.sha256(vault.secret.encode()).hexdigest()
         own_losses = None if losses is None else losses(dict(context.node_config))
         size = len(examples(context)[0]) if own_losses is None else float(own_losses.num_examples.sum())
-        return {}, {"examples": float(size), "facts": json.dumps(facts()), "secret": secret}, {}
+        told = {"examples": float(size), "facts": json.dumps(facts()), "secret": secret}
+        if model is not None and standardises(network(), loss):
+            told["targets"] = json.dumps(client_sums(examples(context)[1]).to_dict())
+        return {}, told, {}
 
     def judge(config: Mapping[str, Any], message: Message, context: Context) -> Content:
         with reading():
@@ -145,9 +166,9 @@ def client_app(
             if not isinstance(family, Gaussian):
                 raise TypeError("the family is not Gaussian")
             check(family, lam_g, "The server's λ_g")
+            mine = in_unit(config.get("targets"))
         x, y = examples(context, test)
-        transform = network().inputs
-        figures = evaluate(network(), family, lam_g, (x, y), transform=transform, loss=loss, samples=samples)
+        figures = evaluate(mine, family, lam_g, (x, y), transform=mine.inputs, loss=loss, samples=samples)
         return {}, {}, {"num-examples": len(x), **figures}
 
     app = ClientApp()
@@ -207,6 +228,11 @@ def request_of(config: Mapping[str, Any]) -> Request:
     return Request(config["experiment"], nonce, None if ack is None else str(ack), number, payload, wait)
 
 
+def standardises(network: Network | None, loss: str | Callable[..., Any]) -> bool:
+    """True if sites give sums of their targets when they join."""
+    return loss == "mse" and network is not None and network.targets is None
+
+
 def shared_facts(
     network: Network | None, loss: str | Callable[..., Any], about: Mapping[str, str] | None
 ) -> dict[str, str]:
@@ -221,6 +247,8 @@ def shared_facts(
         facts["model"] = digest.hexdigest()[:16]
         facts["loss"] = loss if isinstance(loss, str) else getattr(loss, "__qualname__", type(loss).__name__)
         facts["scale"] = str(None if network.scale is None else float(network.scale))
+        if network.targets is not None:
+            facts["targets"] = json.dumps(network.targets.to_dict())
     return facts
 
 

@@ -24,6 +24,7 @@ from fedual.errors import DataError, InputError
 from fedual.families import finite, inner
 from fedual.flower.payload import decode
 from fedual.flower.wire import brief
+from fedual.networks.targets import Sums, Targets, pooled
 from fedual.rundir.atomic import store
 
 FORMAT = "fedual-ledger-1"
@@ -51,6 +52,9 @@ class Ledger:
         secrets: For each client the digest of the secret that it showed when it was admitted.
         examples: For each client its number of examples.
         forgotten: Clients that left for good.
+        sums: For each client the sums of its targets, where a regression is standardised.
+        targets: Mean and sd of the targets of the first round's members, with which all rounds are trained.
+        noise: The variance of the noise that was learnt after the last round, in units of the targets' variance.
         usual: The largest median size of a round's updates so far.
         id: A random name of this ledger.
         starts: How often a server has opened it.
@@ -62,6 +66,9 @@ class Ledger:
     secrets: dict[str, str] = field(default_factory=dict)
     examples: dict[str, float] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
+    sums: dict[str, Sums] = field(default_factory=dict)
+    targets: Targets | None = None
+    noise: Tensor | None = None
     usual: float = 0.0
     id: str = field(default_factory=lambda: token_hex(4))
     starts: int = 0
@@ -76,6 +83,9 @@ class Ledger:
             "secrets": self.secrets,
             "examples": self.examples,
             "forgotten": sorted(self.forgotten),
+            "sums": {client: sums.to_dict() for client, sums in self.sums.items()},
+            "targets": None if self.targets is None else self.targets.to_dict(),
+            "noise": None if self.noise is None else self.noise.tolist(),
             "usual": self.usual,
             "id": self.id,
             "starts": self.starts,
@@ -115,7 +125,10 @@ class Ledger:
             raise InputError(f"{path} belongs to a run with another prior: choose another experiment or folder.")
         server = ServerState(**{"start": None, **tensors}, round=meta["round"], moved=meta["moved"])
         rest = {key: meta[key] for key in ("acks", "numbers", "secrets", "usual", "id", "starts")}
-        return cls(server, forgotten=set(meta["forgotten"]), examples=meta.get("examples", {}), **rest)
+        rest |= {"examples": meta.get("examples", {}), "targets": Targets.from_dict(meta.get("targets"))}
+        rest["noise"] = None if meta.get("noise") is None else torch.tensor(meta["noise"], dtype=torch.float64)
+        sums = {client: Sums.from_dict(content) for client, content in meta.get("sums", {}).items()}
+        return cls(server, forgotten=set(meta["forgotten"]), sums=sums, **rest)
 
     @property
     def nonce(self) -> str:
@@ -132,12 +145,22 @@ class Ledger:
         """N, the examples of all members."""
         return sum(self.examples.get(client, 0.0) for client in self.members)
 
-    def admit(self, client: str, secret: str, examples: float | None = None) -> str | None:
+    def standardise(self) -> None:
+        """Fix the unit of the targets before the first round, from the sums of the members at that time."""
+        if self.targets is None and self.server.round == 0:
+            self.targets = pooled([self.sums[client] for client in self.members if client in self.sums])
+
+    def admit(self, client: str, secret: str, examples: float | None = None, sums: Sums | None = None) -> str | None:
         """Admit a client, or return why it is refused; a client that was here before must show the same secret."""
         if client in self.forgotten:
             return "it was forgotten: re-admit it"
         if self.secrets.setdefault(client, secret) != secret:
             return "another site has this id, or it lost its state: if so, re-admit it"
+        if sums is not None:
+            outputs, known = len(sums.total), {len(other.total) for other in self.sums.values()}
+            if known and outputs not in known:
+                return f"its targets have {outputs} outputs, those of others {known.pop()}"
+            self.sums[client] = sums
         self.numbers.setdefault(client, len(self.numbers))
         if examples is not None:
             self.examples[client] = examples

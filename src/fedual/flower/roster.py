@@ -18,6 +18,7 @@ from fedual.flower import wire
 from fedual.flower.ledger import Ledger
 from fedual.flower.payload import KINDS
 from fedual.networks.randomness import num_asked
+from fedual.networks.targets import Sums
 
 POLL = 0.2
 """Seconds between two checks for replies or nodes."""
@@ -86,6 +87,7 @@ class Candidate(NamedTuple):
     node: int
     secret: str
     examples: float | None
+    sums: Sums | None = None  # of a regression's targets
 
 
 @dataclass
@@ -96,6 +98,7 @@ class Roster:
         experiment: The name under which clients keep their state.
         facts: What every site must have in common with the server.
         policy: How long to wait.
+        standardise: Sites tell sums of their targets.
         nodes: Client → node.
         rejected: Node → why it was turned away.
     """
@@ -103,6 +106,7 @@ class Roster:
     experiment: str
     facts: Mapping[str, str]
     policy: Policy
+    standardise: bool = False
     nodes: dict[str, int] = field(default_factory=dict)
     rejected: dict[int, Rejection] = field(default_factory=dict)
     _hellos: dict[str, tuple[int, float]] = field(default_factory=dict)  # message id → node, time
@@ -202,8 +206,8 @@ class Roster:
             if rejection := self._reject(node, message, config):
                 self._turn_away(node, rejection)
             else:
-                examples = float(config["examples"])
-                self._candidates[config["client"]] = Candidate(node, config["secret"], examples)
+                examples, sums = float(config["examples"]), self._sums(config) if self.standardise else None
+                self._candidates[config["client"]] = Candidate(node, config["secret"], examples, sums)
 
     def _reject(self, node: int, message: Message, config: Mapping[str, Any]) -> Rejection | None:
         """Why the site that sent this answer is turned away; None if it is not."""
@@ -218,16 +222,29 @@ class Roster:
             return Rejection(client, "it does not say how many examples it has")
         if (why := self._difference(config)) is not None:
             return Rejection(client, why)
+        if self.standardise:
+            try:
+                self._sums(config)
+            except InputError as error:
+                return Rejection(client, str(error))
         if client in self._candidates or client in self.nodes:
             return Rejection(client, "another node has this id now")
         return None
+
+    def _sums(self, config: Mapping[str, Any]) -> Sums:
+        """The sums of a site's targets."""
+        try:
+            content = json.loads(str(config.get("targets")))
+        except (ValueError, RecursionError):
+            content = None
+        return Sums.from_dict(content if isinstance(content, dict) else {})
 
     def _admit(self, ledger: Ledger) -> None:
         """Admit the candidates that are new or show their earlier secret."""
         number = lambda client: (0, int(client), "") if client.isdecimal() else (1, 0, client)
         for client in sorted(self._candidates, key=number):
-            node, secret, examples = self._candidates.pop(client)
-            if (why := ledger.admit(client, secret, examples)) is not None:
+            node, secret, examples, sums = self._candidates.pop(client)
+            if (why := ledger.admit(client, secret, examples, sums)) is not None:
                 self._turn_away(node, Rejection(client, why, client not in ledger.forgotten))
             else:
                 self.nodes[client] = node

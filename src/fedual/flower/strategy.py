@@ -19,10 +19,11 @@ from fedual.defaults import Federation, resolve, resolve_training
 from fedual.errors import DivergedError, FedualError, InputError, require_count
 from fedual.families import Gaussian, is_point
 from fedual.flower import run_folder, wire
-from fedual.flower.client import shared_facts
+from fedual.flower.client import shared_facts, standardises
 from fedual.flower.ledger import Ledger, Reply
 from fedual.flower.readmission import recount
 from fedual.flower.replies import averaged, by_client, reply_of
+from fedual.flower.residuals import learn_noise
 from fedual.flower.roster import Policy, Roster
 from fedual.methods import MethodSpec
 from fedual.metrics import evaluate
@@ -112,8 +113,13 @@ class BayesianADMM(Strategy):
             "training": local.to_dict(),
             "evaluation": evaluation.to_dict(),
             **({} if recipe is None else {"model": recipe}),
+            **(
+                {}
+                if self.network is None or self.network.targets is None
+                else {"targets": self.network.targets.to_dict()}
+            ),
         }
-        self.roster = Roster(experiment, self.facts, policy)
+        self.roster = Roster(experiment, self.facts, policy, standardises(self.network, loss))
         self.history: list[dict[str, Any]] = []
         self.nonce, self.asked = "", dict[str, Message]()
 
@@ -140,6 +146,8 @@ class BayesianADMM(Strategy):
         result = Result()
         with run_folder.opened(self.folder, self.config, self.ledger) as home:
             self.ledger, self.history = home.ledger, home.run.history()
+            if self.roster.standardise and self.network is not None:
+                self.network.targets = self.ledger.targets
             self.summary()
             if self.policy.readmit or self.policy.forget:
                 recount(grid, self.ledger, self.roster, self.method, self.policy.readmit, self.policy.forget)
@@ -151,6 +159,9 @@ class BayesianADMM(Strategy):
                 self.history.append(record)
                 self._log(record)
                 self._stop_if_nobody_counts()
+            if self.ledger.targets is not None and self.roster.nodes:  # a run that was finished before has its noise
+                self.ledger.noise = learn_noise(grid, self.ledger, self.roster, self.resolved, self._envelope)
+                self.ledger.save(home.checkpoint)
             if self.network is not None:
                 self.posterior.save(self.folder / "posterior.safetensors")
                 if self.test is not None:
@@ -174,8 +185,8 @@ class BayesianADMM(Strategy):
     def posterior(self) -> Posterior:
         """The current q_g."""
         assert self.network is not None
-        family, lam_g = cast(Gaussian, self.method.family), self.ledger.server.lam_g
-        return Posterior(self.network, family, lam_g, self.resolved.tau, self.facts["loss"])
+        family, ledger = cast(Gaussian, self.method.family), self.ledger
+        return Posterior(self.network, family, ledger.server.lam_g, self.resolved.tau, self.facts["loss"], ledger.noise)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -260,12 +271,23 @@ class BayesianADMM(Strategy):
     @property
     def _envelope(self) -> dict[str, Any]:
         """The entries of every message of a round."""
-        return {"experiment": self.experiment, "nonce": self.nonce, "round": self.ledger.server.round}
+        targets = None if self.ledger.targets is None else json.dumps(self.ledger.targets.to_dict())
+        return {
+            "experiment": self.experiment,
+            "nonce": self.nonce,
+            "round": self.ledger.server.round,
+            "targets": targets,
+        }
 
     def _round(self, grid: Grid, round: int, timeout: float) -> tuple[dict[str, Any], ArrayRecord, MetricRecord]:
         """Run one round; return its record, λ_g, and the figures that Flower shows."""
         began = time.perf_counter()
         self.roster.gather(grid, self.ledger)
+        if self.roster.standardise:
+            assert self.network is not None
+            self.ledger.standardise()
+            self.ledger.noise = None  # that of fewer rounds
+            self.network.targets = self.ledger.targets
         messages = list(self.configure_train(round, ArrayRecord(), ConfigRecord(), grid))
         down = sum(wire.nbytes(message.content.array_records[wire.ARRAYS]) for message in messages)
         replies = self.roster.exchange(grid, messages, timeout, self.policy.enough)

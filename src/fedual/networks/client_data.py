@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedual.errors import InputError
+from fedual.networks.targets import Targets, client_sums, pooled
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -98,6 +99,11 @@ class Clients:
     def to(self, device: torch.device | str) -> "Clients":
         """The same clients with the examples on a device; the indices stay where batches are planned."""
         return replace(self, x=self.x.to(device), y=self.y.to(device))
+
+    def targets(self) -> Targets:
+        """Mean and sd of the federation's targets, from the sums of each client."""
+        weights = self.weights or [None] * len(self)
+        return pooled([client_sums(self.y[part], own) for part, own in zip(self.parts, weights, strict=True)])
 
     def _check_weights(self, weights: Sequence[Tensor]) -> None:
         if len(weights) != len(self.parts):

@@ -53,6 +53,7 @@ class Minibatches(Batches):
     local_epochs: int = 10  # passes over a client's data in a round
     local_steps: int | None = None  # in a round for every client, whatever its size, instead of `local_epochs`
     prepared: Tensor | None = None  # all inputs as the network sees them, if they fit
+    prepared_y: Tensor | None = None  # all targets as the loss sees them; made from `data`
     compile: bool = False  # the elementwise work of a step; on a GPU, record steps as CUDA graphs
     round: int = 0
     ids: tuple[int, ...] | None = None  # the clients of this stack; None means all
@@ -62,6 +63,14 @@ class Minibatches(Batches):
         for name in ("batch_size", "local_epochs", "local_steps"):
             if getattr(self, name) is not None:
                 require_count(name, getattr(self, name))
+        if self.prepared_y is None:
+            object.__setattr__(self, "prepared_y", self.network.standardised(self.data.y))
+
+    @property
+    def y(self) -> Tensor:
+        """The targets of all examples as the loss sees them, `(N, ...)`."""
+        assert self.prepared_y is not None
+        return self.prepared_y
 
     @cached_property
     def clients(self) -> tuple[int, ...]:
@@ -170,7 +179,7 @@ class Minibatches(Batches):
         """Some rows of the data `(n, B)` as batches."""
         take = lambda values: values.index_select(0, index.flatten()).unflatten(0, index.shape)
         x = self.network.inputs(take(self.data.x)) if self.prepared is None else take(self.prepared)
-        return Batch(x, take(self.data.y), weight.contiguous())
+        return Batch(x, take(self.y), weight.contiguous())
 
     def some_inputs(self, count: int) -> Tensor:
         """The first `count` examples of each client as the network sees them, repeated where it has fewer."""
@@ -208,7 +217,7 @@ class Minibatches(Batches):
         index, weight = self._tables([None] * len(self), lambda k: _cut(torch.arange(self.data.sizes[k]), size))
         for step in range(index.shape[1]):
             rows = weight[:, step].sum(-1).nonzero()[:, 0]  # clients that have examples left
-            x, y = network.inputs(self.data.x[index[rows, step]]), self.data.y[index[rows, step]]
+            x, y = network.inputs(self.data.x[index[rows, step]]), self.y[index[rows, step]]
             mine = {name: part[rows] for name, part in parts.items()}
             total[rows] += network.join(ggn_diagonal(network.forward, mine, x, y, weight[rows, step], self.loss))
         return total

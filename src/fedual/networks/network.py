@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from fedual.errors import InputError, require_positive
 from fedual.networks.dropout import Dropout
+from fedual.networks.targets import Targets
 
 Trainable = Callable[[str], bool] | Iterable[str] | None
 
@@ -30,6 +31,8 @@ class Network:
             None means those that require a gradient.
         scale: Inputs are divided by it, a batch at a time (255 for pixels stored as uint8).
         recipe: How a saved posterior rebuilds the module: `{"model": name, "settings": {…}}` of `fedual.models`.
+        targets: Mean and sd of a regression's targets, in units of which its outputs are. None means 0 and 1, until
+            `fedual.fit` with "mse" has the clients' sums.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class Network:
         trainable: Trainable = None,
         scale: float | None = None,
         recipe: dict[str, Any] | None = None,
+        targets: Targets | None = None,
     ):
         if not isinstance(model, nn.Module):
             raise InputError(f"model = {model!r}: give an nn.Module, initialised.")
@@ -46,7 +50,7 @@ class Network:
         if not isinstance(recipe, dict | None):
             form = "{'model': name, 'settings': {…}}"
             raise InputError(f"recipe = {recipe!r}: give {form} of `fedual.models`, or None.")
-        self.scale, self.recipe = scale, recipe
+        self.scale, self.recipe, self.targets = scale, recipe, targets
         _refuse_batch_statistics(model)
         self.model: nn.Module = copy.deepcopy(model)
         parameters = dict(self.model.named_parameters())
@@ -68,7 +72,7 @@ class Network:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy the module and the settings; the lock and the traces stay behind."""
-        return Network, (self.model, self.names, self.scale, self.recipe)
+        return Network, (self.model, self.names, self.scale, self.recipe, self.targets)
 
     @property
     def device(self) -> torch.device:
@@ -94,7 +98,7 @@ class Network:
         module = copy.deepcopy(model.model)
         for name, value in model.split(model.initial()).items():
             module.get_parameter(name).data = value
-        return cls(module, model.names, model.scale, model.recipe)
+        return cls(module, model.names, model.scale, model.recipe, model.targets)
 
     def to(self, device: torch.device | str) -> "Network":
         """The same network on a device."""
@@ -107,6 +111,10 @@ class Network:
         if self.scale is not None:
             return x.to(self.dtype) / self.scale
         return x.to(self.dtype) if x.is_floating_point() else x
+
+    def standardised(self, y: Tensor) -> Tensor:
+        """Stored targets as the loss sees them: (y − mean)/sd; the same tensor where there are no `targets`."""
+        return y if self.targets is None else self.targets.standardised(y).to(self.dtype)
 
     def initial(self) -> Tensor:
         """θ of the module that was given, `(P,)`."""

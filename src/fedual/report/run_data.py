@@ -12,7 +12,15 @@ from fedual.report.elements import colours
 from fedual.rundir import RunDirectory, artifacts
 from fedual.rundir.artifacts import Evidence
 
-METRICS = {"accuracy": "Accuracy", "nll": "NLL", "ece": "ECE", "brier": "Brier", "rmse": "RMSE", "loss": "Loss"}
+METRICS = {
+    "accuracy": "Accuracy",
+    "nll": "NLL",
+    "ece": "ECE",
+    "brier": "Brier",
+    "rmse": "RMSE",
+    "r2": "R²",
+    "loss": "Loss",
+}
 PLACES = {
     "": "at the mean",
     "_mc": "under q_g",
@@ -63,6 +71,7 @@ class RunData:
     history: list[dict[str, Any]]  # a record for each round; `sent` counts the bytes of both ways so far
     clients: dict[str, Any] | None = None
     test: Evidence | None = None
+    regression: dict[str, Any] | None = None  # how its noise fits the test set
     posterior: bool = False  # the folder has one
     diverged: str | None = None  # why the run could not continue
     name: str = ""  # on the page
@@ -188,7 +197,8 @@ def read(path: Path) -> RunData:
     history = [{**record, "sent": total or None} for record, total in zip(records, sent, strict=True)]
     has_posterior = (path / "posterior.safetensors").exists()
     test, end = artifacts.read_test(path), artifacts.read_end(path)
-    return RunData(path, run.config, environment, history, clients, test, has_posterior, end)
+    noise = artifacts.read_regression(path)
+    return RunData(path, run.config, environment, history, clients, test, noise, has_posterior, end)
 
 
 def named(runs: Sequence[RunData]) -> list[RunData]:

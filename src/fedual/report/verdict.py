@@ -100,6 +100,19 @@ def _notes(run: RunData) -> Iterator[Remark]:
     if run.classes and column and column[-1] > math.log(run.classes):
         chance = f"guessing one of {run.classes} classes has {math.log(run.classes):.3g}"
         yield Remark("bad", "Worse than guessing", f"The last NLL is {column[-1]:.3g}; {chance}. Try a lower lr.")
+    column = run.column("r2_mc") or run.column("r2")
+    if column and column[-1] <= 0:
+        reason = f"The last R² is {column[-1]:.3g}; the mean of the test targets has 0"
+        remedy = "Check the scale of the inputs, try more rounds, or a smaller network."
+        yield Remark("bad", "Worse than predicting the mean", f"{reason}. {remedy}")
+    if (noise := run.regression) is not None:
+        sizes = ", ".join(f"{sd:.3g}" for sd in noise["noise_sd"])
+        covered = (
+            f"intervals of {noise['interval']:.0%} cover {noise['coverage']:.1%} of {noise['examples']} test targets"
+        )
+        yield Remark(
+            "note", "Noise", f"An observation has noise of sd {sizes}; {covered}, and the NLL is {noise['nll']:.3g}."
+        )
     yield from _missing(run)
     if parts := [part for part in run.column("shortened") if part < 1]:
         cause = f"In {_rounds(len(parts))} the full step of the server would have left the domain"

@@ -2,12 +2,14 @@
 
 clients.json       shape and type of an input, mean and standard deviation over all clients (`fedual.networks.moments`);
                    the number of examples of each client, in total and by class
+regression.json    of a regression: σ, and on the test set the NLL with it and how many targets its 95 % intervals cover
 test.safetensors   labels of the test set, class probabilities under q_g with their entropy and mutual information,
                    and the inputs with the highest entropy
 diverged.txt       why the run stopped early
 """
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedual.errors import DataError
-from fedual.metrics import Prediction
+from fedual.metrics import Prediction, RegressionPrediction
 from fedual.networks import Clients
 from fedual.networks.moments import Moments
 from fedual.rundir.atomic import store
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from fedual.posterior import Posterior
 
 SHOWN = 24  # test inputs that are kept
-CLIENTS, TEST, END = "clients.json", "test.safetensors", "diverged.txt"
+CLIENTS, TEST, REGRESSION, END = "clients.json", "test.safetensors", "regression.json", "diverged.txt"
+INTERVAL = 0.95
+"""The probability of the intervals whose coverage is kept."""
 REMAINS = "the run itself is intact"
 
 
@@ -73,17 +77,46 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_test(folder: Path, posterior: "Posterior", test: tuple[Tensor, Tensor], samples: int, seed: int) -> None:
-    """Write a classifier's predictions for the test set; for a regression nothing is written."""
+    """Write a classifier's predictions for the test set, or how a regression's noise fits it, if it was learnt."""
     from safetensors.torch import save
 
     x, y = test
     prediction = posterior.predict(x, samples, seed)
     if not isinstance(prediction, Prediction):
+        if posterior.noise is not None:
+            store(folder / REGRESSION, json.dumps(_fit_of_noise(posterior, prediction, test)).encode(), REMAINS)
         return
     shown = prediction.entropy.argsort(descending=True, stable=True)[:SHOWN]
     evidence = Evidence(y, *prediction, shown, x[shown.to(x.device)])
     content = save({name: value.cpu().contiguous() for name, value in evidence._asdict().items()})
     store(folder / TEST, content, REMAINS)
+
+
+def _fit_of_noise(
+    posterior: "Posterior", prediction: RegressionPrediction, test: tuple[Tensor, Tensor]
+) -> dict[str, Any]:
+    assert posterior.noise is not None
+    assert prediction.observation_sd is not None
+    y = test[1].to(prediction.mean).reshape(prediction.mean.shape)
+    low, high = prediction.quantiles([(1 - INTERVAL) / 2, (1 + INTERVAL) / 2])
+    errors = (y - prediction.mean) / prediction.observation_sd
+    nll = (errors.square() / 2 + (math.sqrt(2 * math.pi) * prediction.observation_sd).log()).mean()
+    unit = 1.0 if posterior.network.targets is None else posterior.network.targets.sd
+    return {
+        "noise_sd": (posterior.noise.sqrt() * unit).tolist(),
+        "nll": float(nll),
+        "interval": INTERVAL,
+        "coverage": float(((y >= low) & (y <= high)).double().mean()),
+        "examples": len(y),
+    }
+
+
+def read_regression(folder: Path) -> dict[str, Any] | None:
+    """Read what `write_test` wrote of a regression; None if the file does not exist."""
+    found = read_json(folder / REGRESSION)
+    if found is not None and not {"noise_sd", "nll", "interval", "coverage", "examples"} <= found.keys():
+        raise DataError(f"{folder / REGRESSION} lacks figures: delete it to go on without it.")
+    return found
 
 
 def read_test(folder: Path) -> Evidence | None:
