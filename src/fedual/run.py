@@ -231,12 +231,7 @@ class Folder:
             run.server = ServerState(**snapshot.server, round=snapshot.round, moved=snapshot.meta["moved"])
             run.refused = set(snapshot.meta["refused"])
         if run.server.round < run.rounds:
-            for name in (
-                "posterior.safetensors",
-                artifacts.TEST,
-                artifacts.REGRESSION,
-                artifacts.END,
-            ):  # written after fewer rounds
+            for name in ("posterior.safetensors", *artifacts.OF_THE_END):  # written after fewer rounds
                 (run.path / name).unlink(missing_ok=True)
         self.folder.rewind(run.server.round)
         run.history = self.folder.history()

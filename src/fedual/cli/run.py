@@ -130,9 +130,7 @@ def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]], tau: floa
         typer.echo(f"The NLL is above {guessing:.2f}, that of guessing: the run did not converge; try a lower lr.")
     explained = last.get("r2_mc", last.get("r2"))
     if explained is not None and explained <= 0:
-        typer.echo(
-            f"R² is {explained:.2f}: the run predicts worse than the mean of the test targets; check the inputs."
-        )
+        typer.echo(f"R² is {explained:.2f}: the run predicts worse than the mean; check the scale of the inputs.")
     refused, shortened = sum(r["refused"] for r in history), sum(r["shortened"] < 1 for r in history)
     if refused or shortened:
         typer.echo(f"{refused} updates of clients were refused, {shortened} steps of the server shortened.")

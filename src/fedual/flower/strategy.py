@@ -96,7 +96,7 @@ class BayesianADMM(Strategy):
         start = None if self.network is None else self.network.initial()
         self.ledger = Ledger(server_init(self.method, start, None if prior is None else prior.cpu()))
         self.facts = shared_facts(self.network, loss, about)
-        recipe = None if self.network is None else self.network.recipe
+        recipe, targets = (None, None) if self.network is None else (self.network.recipe, self.network.targets)
         self.config = {
             "version": CONFIG_VERSION,
             "engine": "flower",
@@ -113,11 +113,7 @@ class BayesianADMM(Strategy):
             "training": local.to_dict(),
             "evaluation": evaluation.to_dict(),
             **({} if recipe is None else {"model": recipe}),
-            **(
-                {}
-                if self.network is None or self.network.targets is None
-                else {"targets": self.network.targets.to_dict()}
-            ),
+            **({} if targets is None else {"targets": targets.to_dict()}),
         }
         self.roster = Roster(experiment, self.facts, policy, standardises(self.network, loss))
         self.history: list[dict[str, Any]] = []
@@ -272,12 +268,8 @@ class BayesianADMM(Strategy):
     def _envelope(self) -> dict[str, Any]:
         """The entries of every message of a round."""
         targets = None if self.ledger.targets is None else json.dumps(self.ledger.targets.to_dict())
-        return {
-            "experiment": self.experiment,
-            "nonce": self.nonce,
-            "round": self.ledger.server.round,
-            "targets": targets,
-        }
+        own = {"experiment": self.experiment, "nonce": self.nonce, "round": self.ledger.server.round}
+        return own | {"targets": targets}
 
     def _round(self, grid: Grid, round: int, timeout: float) -> tuple[dict[str, Any], ArrayRecord, MetricRecord]:
         """Run one round; return its record, λ_g, and the figures that Flower shows."""

@@ -94,10 +94,8 @@ class Sums(NamedTuple):
         try:
             sums = cls(*(torch.tensor(content[name], dtype=torch.float64) for name in cls._fields))
             weight, total, squares = sums
-            fits = weight.dim() == 0 and total.dim() == 1 and total.shape == squares.shape
-            fits = (
-                fits and weight > 0 and (squares >= 0).all() and torch.cat([weight[None], *sums[1:]]).isfinite().all()
-            )
+            shapes = weight.dim() == 0 and total.dim() == 1 and total.shape == squares.shape
+            fits = shapes and weight > 0 and (squares >= 0).all() and all(part.isfinite().all() for part in sums)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"its sums of targets cannot be read ({type(error).__name__})") from None
         if not fits:

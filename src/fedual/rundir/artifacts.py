@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 SHOWN = 24  # test inputs that are kept
 CLIENTS, TEST, REGRESSION, END = "clients.json", "test.safetensors", "regression.json", "diverged.txt"
+OF_THE_END = TEST, REGRESSION, END
+"""Files that a run writes when it ends."""
 INTERVAL = 0.95
 """The probability of the intervals whose coverage is kept."""
 REMAINS = "the run itself is intact"
