@@ -4,14 +4,14 @@ Under q_g the predictive distribution is a mixture over S draws, represented by 
 
     log p(y | x) = log 1/S Σ_m p(y | x, θ_m),        θ_m ~ q_g
 
-Networks are drawn and evaluated one at a time: evaluating many through `vmap` gained little for perceptrons, was up to
-four times slower for convolutions (on a GPU), and needs memory for all their parameters. On a given device the draws
-are a function of the seed.
+Networks are drawn and evaluated one at a time, as evaluating many through `vmap` gained little for perceptrons, but for
+those with convolutions on a GPU, which have kernels for many. On a given device the draws are a function of the seed.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -23,6 +23,9 @@ from fedual.families import Gaussian, check, is_point
 from fedual.networks.losses import Criterion, criterion
 from fedual.networks.network import Network
 from fedual.networks.targets import Targets
+
+TOGETHER = 16
+"""Networks with convolutions that a GPU evaluates at a time."""
 
 
 class Prediction(NamedTuple):
@@ -200,24 +203,26 @@ def forward(
     require_count("batch_size", batch_size, 1)
     if not len(x):
         raise InputError("There are no inputs (0 examples): give at least one.")
-    batches = x.split(batch_size)
+    batches, many = x.split(batch_size), 1
     if record:
         from fedual.backends.kernels import cuda_graphs
 
-        passes = [cuda_graphs.outputs(network, batch, transform) for batch in batches]
+        many = 1 if network.images is None else TOGETHER
+        passes = [cuda_graphs.outputs(network, batch, transform, many) for batch in batches]
     else:  # clones, because a model may write into its inputs
         inputs = lambda batch: transform(batch.clone().to(network.device))
-        passes = [lambda theta, batch=batch: network(theta, inputs(batch)) for batch in batches]
-    nan = torch.zeros(len(x), dtype=torch.bool, device=network.device)
-    for theta in thetas:
+        passes = [lambda theta, batch=batch: network(theta[0], inputs(batch))[None] for batch in batches]
+    nan, remaining = torch.zeros(len(x), dtype=torch.bool, device=network.device), iter(thetas)
+    while group := list(islice(remaining, many)):
+        theta = torch.stack(group)
         if (theta.shape[-1], theta.dtype) != (network.dim, network.dtype):
             of_q, of_network = f"{theta.shape[-1]} parameters ({theta.dtype})", f"{network.dim} ({network.dtype})"
             raise InputError(f"q is over {of_q}, the network has {of_network}: make them the same.")
         with torch.no_grad():
             parts = [apply(theta) for apply in passes]
-            outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
-        nan |= outputs.isnan().reshape(len(x), -1).any(1)
-        yield outputs
+            outputs = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        nan |= outputs.isnan().transpose(0, 1).reshape(len(x), -1).any(1)
+        yield from outputs
     if bad := int(nan.sum()):  # asked once, because asking a GPU takes longer than a small network
         remedy = "check the inputs and their scale, or train with smaller steps"
         raise DomainError(f"The network's outputs are NaN for {bad} of {len(x)} examples: {remedy}.")

@@ -93,9 +93,11 @@ class _Block(nn.Module):
         self.residual = nn.Sequential(*_convolution(before, after, self.stride), nn.ReLU(), *_convolution(after, after))
 
     def forward(self, x: Tensor) -> Tensor:
-        front = self.padding // 2
-        shortcut = F.pad(x[..., :: self.stride, :: self.stride], (0, 0, 0, 0, front, self.padding - front))
-        return F.relu(shortcut + self.residual(x))
+        shortcut = x
+        if self.padding:
+            front = self.padding // 2
+            shortcut = F.pad(x[..., :: self.stride, :: self.stride], (0, 0, 0, 0, front, self.padding - front))
+        return F.relu(self.residual(x) + shortcut)  # in this order: the sum has its first term's layout in memory
 
 
 def _convolution(before: int, after: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:

@@ -16,7 +16,7 @@ from fedual.parts import Versioned
 from fedual.solvers.stepper import Schedule, Stepper
 
 Engine = Literal["vectorised", "sequential"]
-Precision = Literal["auto", "float32", "tf32"]
+Precision = Literal["auto", "float32", "tf32", "bfloat16"]
 Place = Literal["auto", "memory", "disk"]
 
 
@@ -96,7 +96,8 @@ class Execution(_Settings):
         chunk: How many clients to train at once; chosen by memory and cache unless given.
         compile: Compile the elementwise work of a step (on a CPU this needs a C++ compiler), and record steps as CUDA
             graphs on a GPU. None: if the run is long enough to pay for it.
-        precision: Of products on a GPU: "float32", "tf32", or "auto" for TF32; see `fedual.backends.precision`.
+        precision: Of products on a GPU: "float32", "tf32", or "bfloat16" for TF32 with images between convolutions in
+            bfloat16, which "auto" chooses; see `fedual.backends.precision`.
         client_state: Where clients' rows are kept: "memory", "disk", or "auto": on disk when there are too many.
         progress: Show the progress of the run: None for a plot in a notebook and nothing elsewhere, True for one line
             a round elsewhere, False for nothing anywhere.

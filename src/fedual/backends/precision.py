@@ -9,14 +9,19 @@ import torch
 
 from fedual.settings import Precision
 
+FLOAT32 = ("float32", "tf32")
+"""Precisions in which images between convolutions stay float32."""
+
 
 @contextmanager
 def arithmetic(device: torch.device, precision: Precision = "float32") -> Iterator[None]:
     """Restrict a GPU to algorithms that repeat their result bit for bit; torch warns where it has none.
 
     Products within the networks are "float32", or "tf32" (inputs rounded to 10 bits of mantissa, sums in float32),
-    which runs on tensor cores and is what "auto" chooses. All else is float32 either way. A CPU repeats its results
-    anyway, and has float32 only. The previous settings are restored afterwards, for the user's own code.
+    which runs on tensor cores. "bfloat16", which is what "auto" chooses, is TF32 but for convolutions and the images
+    between them (8 bits of mantissa, sums in float32; `fedual.backends.kernels.image_layers`). Parameters and all else
+    are float32. A CPU repeats its results anyway, and has float32 only. The previous settings are restored afterwards,
+    for the user's own code.
     """
     if device.type == "cpu":
         yield

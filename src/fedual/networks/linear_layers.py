@@ -5,12 +5,12 @@ gradient of W into a new tensor and copy it again into ∇θ `(n, P)`. Writing t
 its place in ∇θ saves four passes over the memory of n networks in every step.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
@@ -117,3 +117,18 @@ def _write(slots: Sequence[Slot], x: Tensor, grad: Tensor) -> None:
     slots[0].add_product(grad.mT, x)
     if len(slots) > 1:
         slots[1].add_sum(grad)
+
+
+class Layers(Protocol):
+    """Layers of many clients by kernels of their own, for networks that have some (`Network.images`)."""
+
+    model: nn.Module
+    """What runs in that mode, with the network's parameters."""
+
+    def of(self, theta: Tensor) -> Callable[[Mapping[str, Tensor], Mapping[str, Slot]], Stacked]:
+        """For θ `(n, P)` what makes the mode of a `vmap` over clients, from a client's parts and the slots."""
+        ...
+
+    def outputs(self, network: Any, theta: Tensor, x: Tensor) -> Tensor:
+        """The outputs `(n, N, ...)` of n networks θ `(n, P)` for the same inputs `(N, ...)`, in evaluation mode."""
+        ...

@@ -153,21 +153,25 @@ class Minibatches(Batches):
         return batch.x.shape, batch.y.shape
 
     def _differentiate(self, theta: Tensor, batch: Batch, uniforms: list[Tensor], out: Tensor) -> None:
+        images = self.network.images
+        layers, module = (Stacked, None) if images is None else (images.of(theta), images.model)
         slots = {name: Slot(place) for name, place in self.network.split(out).items()}
 
         def outputs(parts: dict[str, Tensor], x: Tensor, uniforms: list[Tensor]) -> Tensor:
-            with Stacked(parts, slots):
-                return self.network.forward(parts, x, uniforms)
+            with layers(parts, slots):
+                return self.network.forward(parts, x, uniforms, module)
 
         with torch.enable_grad():
             parts = {name: part.detach().requires_grad_() for name, part in self.network.split(theta).items()}
-            if len(theta) > 1:
+            if len(theta) > 1 or images is not None:
                 found = vmap(outputs)(parts, batch.x, uniforms).flatten(0, 1)
             else:
                 mine = {name: part[0] for name, part in parts.items()}
                 found = outputs(mine, batch.x[0], [uniform[0] for uniform in uniforms])
             losses = self.criterion(found, batch.y.flatten(0, 1))
             rest = torch.autograd.grad(losses, list(parts.values()), batch.weight.flatten(), allow_unused=True)
+        if images is not None and __import__("os").environ.get("SIDE"):
+            torch.cuda.current_stream().wait_stream(images.side)
         for slot, gradient in zip(slots.values(), rest, strict=True):
             slot.finish(gradient)
 

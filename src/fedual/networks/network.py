@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from fedual.errors import InputError, require_positive
 from fedual.networks.dropout import Dropout
+from fedual.networks.linear_layers import Layers
 from fedual.networks.targets import Targets
 
 Trainable = Callable[[str], bool] | Iterable[str] | None
@@ -65,6 +66,7 @@ class Network:
         self.model.requires_grad_(False)
         self._shapes: dict[torch.Size, list[torch.Size]] = {}
         self.tapes: dict[Any, Any] = {}  # traces and CUDA graphs of its training
+        self.images: Layers | None = None  # how many clients at once compute their convolutions, if not by vmap
         self.lock: RLock = RLock()  # a call puts its parameters into the module
 
     def __repr__(self) -> str:
@@ -144,11 +146,20 @@ class Network:
         """One network, evaluation mode: θ `(P,)` and inputs `(B, ...)` to outputs `(B, ...)`."""
         return self.forward(self.split(theta), x)
 
-    def forward(self, parts: Mapping[str, Tensor], x: Tensor, uniforms: Sequence[Tensor] | None = None) -> Tensor:
-        """The module with its trainable parameters given by name; in training mode where `uniforms` are given."""
+    def forward(
+        self,
+        parts: Mapping[str, Tensor],
+        x: Tensor,
+        uniforms: Sequence[Tensor] | None = None,
+        module: nn.Module | None = None,
+    ) -> Tensor:
+        """The module with its trainable parameters given by name; in training mode where `uniforms` are given.
+
+        Another `module` with the same parameters, such as one of `images`, takes its place.
+        """
         with self.lock, Dropout(list(uniforms)) if uniforms else nullcontext():
             self.model.train(uniforms is not None)
-            return functional_call(self.model, dict(parts), (x,))
+            return functional_call(module or self.model, dict(parts), (x,))
 
     def record(self, x: Tensor, training: bool) -> tuple[Tensor, list[torch.Size]]:
         """The outputs for x `(B, ...)` without dropping anything, and the shapes that dropout would draw."""

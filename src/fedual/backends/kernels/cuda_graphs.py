@@ -12,17 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedual.backends.kernels import fused_updates, single_client
+from fedual.backends.kernels import fused_updates
 from fedual.backends.kernels.fused_updates import window
 from fedual.networks import philox
 from fedual.networks.minibatches import Minibatches
 from fedual.networks.network import Network
 from fedual.solvers.stepper import Gradients, Stepper, Variables, aligned, segments, take
 
-FEW = 8
-"""Networks with at most this many convolutions train each client on a stream of its own; others use grouped ones."""
 SHRINK = 0.8
 """A graph for n clients serves down to about 0.8 n of them."""
 
@@ -36,19 +34,24 @@ def descend(stepper: Stepper, losses: Minibatches, variables: Variables) -> Vari
     return tapes[key].run(losses, variables)
 
 
-def outputs(network: Network, x: Tensor, transform: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A function from θ `(P,)` to the outputs for x, which must not move; the next call overwrites the outputs."""
-    key = (x.data_ptr(), x.shape, x.dtype)
+def outputs(network: Network, x: Tensor, transform: Callable[[Tensor], Tensor], many: int) -> Callable:
+    """A function from up to `many` networks θ `(n, P)` to their outputs `(n, N, ...)` for x, which must not move.
+
+    The next call overwrites the outputs.
+    """
+    key = (x.data_ptr(), x.shape, x.dtype, many)
     if key not in network.tapes:
-        inputs, theta = transform(x), network.initial()
-        if inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        graph, found = record(lambda: network(theta, inputs.clone()))  # a model may write into its inputs
+        inputs, theta = transform(x), network.initial().repeat(many, 1)
+        if network.images is not None:
+            images = network.images
+            graph, found = record(lambda: images.outputs(network, theta, inputs.clone()))
+        else:
+            graph, found = record(lambda: network(theta[0], inputs.clone())[None])  # it may write into its inputs
 
         def apply(new: Tensor) -> Tensor:
-            theta.copy_(new)
+            theta[: len(new)].copy_(new)
             graph.replay()
-            return found
+            return found[: len(new)]
 
         network.tapes[key] = apply, x, inputs  # kept alive: the graph reads their addresses
     return network.tapes[key][0]
@@ -88,12 +91,6 @@ class Tape(Gradients):
         self.noise_now = mean.new_zeros(len(self.noise_rows), mean.shape[-1]) if stepper.draws == 1 else None
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        # separate convolutions side by side are faster than a grouped one, except for networks of many small ones
-        # (ResNet-20), where launching them all takes longer
-        convolutions = sum(isinstance(module, nn.modules.conv._ConvNd) for module in losses.network.model.modules())
-        apart = 0 < convolutions <= FEW
-        self.streams = [torch.cuda.Stream(mean.device) for _ in range(clients)] if apart else []
-        self.slope: single_client.Slope | None = None
 
     def run(self, losses: Minibatches, variables: Variables) -> Variables:
         """Run one round; return the clients' variables at its end."""
@@ -127,18 +124,7 @@ class Tape(Gradients):
         if size := sum(shape.numel() for shape in self.losses.dropout_shapes):
             flat = philox.uniform(aligned(theta.new_empty(n, size)), self.dropout_key, now, self.clients[:n])
             uniforms = self.losses.masks(flat)
-        if not self.streams:
-            self.losses.differentiate(theta, batch, uniforms, out)
-            return out
-        here = torch.cuda.current_stream()
-        for k, side in enumerate(self.streams[:n]):  # each client has its own branch of the graph
-            side.wait_stream(here)
-            with torch.cuda.stream(side):
-                alone = theta[k], batch.x[k], batch.y[k], batch.weight[k], [uniform[k] for uniform in uniforms]
-                self.slope = self.slope or single_client.compiled(self.losses, alone)
-                out[k] = self.slope(*alone)
-        for side in self.streams[:n]:
-            here.wait_stream(side)
+        self.losses.differentiate(theta, batch, uniforms, out)
         return out
 
     def _lanes(self, n: int) -> int:
