@@ -129,6 +129,10 @@ class Layers(Protocol):
         """For θ `(n, P)` what makes the mode of a `vmap` over clients, from a client's parts and the slots."""
         ...
 
+    def join(self) -> None:
+        """Wait for the gradients that are written into slots."""
+        ...
+
     def outputs(self, network: Any, theta: Tensor, x: Tensor) -> Tensor:
         """The outputs `(n, N, ...)` of n networks θ `(n, P)` for the same inputs `(N, ...)`, in evaluation mode."""
         ...

@@ -170,8 +170,8 @@ class Minibatches(Batches):
                 found = outputs(mine, batch.x[0], [uniform[0] for uniform in uniforms])
             losses = self.criterion(found, batch.y.flatten(0, 1))
             rest = torch.autograd.grad(losses, list(parts.values()), batch.weight.flatten(), allow_unused=True)
-        if images is not None and __import__("os").environ.get("SIDE"):
-            torch.cuda.current_stream().wait_stream(images.side)
+        if images is not None:
+            images.join()
         for slot, gradient in zip(slots.values(), rest, strict=True):
             slot.finish(gradient)
 

@@ -16,22 +16,17 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 PIXELS = 128
-"""Output pixels that a program computes; 64 where there are few of them. The fastest of 32, 64 and 128, measured."""
-OBLOCK = 64
-WIDEST = 64
-"""Output channels that a program computes at most."""
+"""Output pixels that a program computes; half as many where there are few. The fastest of 64, 128 and 256, measured."""
+DEPTH, WIDTH = 64, 64
+"""Rows and columns of a product that a program computes at most."""
 PROGRAMS = 1056
 """Programs among which the gradient of weights is divided: eight for each multiprocessor of an H200."""
 SUMMED, COLUMNS = 32, 64
 """Parts and numbers that a program sums at a time."""
-CORRELATE, OUTER, NORM = {"num_warps": 4, "num_stages": 2}, {"num_warps": 4, "num_stages": 2}, {"num_warps": 4}
-DEPTHS = (64, 128)
 POOLED = 1024
 """Values that a program pools."""
-WHOLE = 8192
-"""Values of a group that a program keeps in registers; a larger group is read again for each of its sums."""
-CHUNK = 4096
-"""Values of a larger group that a program reads at a time."""
+NORMALISED = 2048
+"""Values that a program normalises at a time."""
 
 
 @triton.jit(do_not_specialize=["pixels"])
@@ -292,15 +287,14 @@ def _correlation(x: Tensor, taps: Tensor, size: Any, sides: Any, moves: Any, gap
     n, B, H, W, C = x.shape
     O, pixels = taps.shape[-1], B * size[0] * size[1]
     y = x.new_empty(n, B, *size, O)
-    few = n * pixels < PIXELS * PROGRAMS // 8
-    block = PIXELS // 2 if few else PIXELS
-    blocks = {"BLOCK": block, "DEPTH": min(32, max(16, _power(C))) if C > 8 else 32, "WIDTH": _width(O)}
+    block = PIXELS // 2 if n * pixels < PIXELS * PROGRAMS // 8 else PIXELS
+    blocks = {"BLOCK": block, "DEPTH": 16 if 8 < C <= 16 else 32, "WIDTH": _width(O), "num_stages": 2}
     numbers = [number for pair in (*moves, gaps) for number in pair]
     rows = taps.stride(0), 0 if bias is None else bias.stride(0)
     arguments = x, taps, x if bias is None else bias, y, pixels, H, W, *size, *numbers, *rows
     shape = {"C": C, "O": O, "K": sides[0], "L": sides[1], "BIAS": bias is not None}
-    blocks |= {"PRECISION": _precision(), **CORRELATE}
-    _launch(_correlate, (_up(pixels, block), _up(O, _width(O)), n), *arguments, **shape, **blocks)
+    grid = _up(pixels, block), _up(O, _width(O)), n
+    _launch(_correlate, grid, *arguments, **shape, **blocks, PRECISION=_precision())
     return y
 
 
@@ -313,13 +307,13 @@ def outer(x: Tensor, slope: Tensor, geometry: Geometry, bias: bool) -> Tensor:
     OH, OW, O = slope.shape[2:]
     (K, L), *moves = geometry
     pixels, rows = B * OH * OW, K * L * C + bias
-    depth = DEPTHS[1] if rows > 64 and C < 64 else DEPTHS[0]
-    tiles = _up(rows, depth) * _up(O, _width(O))
-    each = _up(_up(pixels, max(1, PROGRAMS // (tiles * n))), 2 * OBLOCK) * 2 * OBLOCK
+    tiles = _up(rows, DEPTH) * _up(O, _width(O))
+    each = _up(_up(pixels, max(1, PROGRAMS // (tiles * n))), PIXELS) * PIXELS
     out = x.new_empty(n, _up(pixels, each), rows, O, dtype=torch.float32)
-    blocks = {"BLOCK": OBLOCK, "DEPTH": depth, "WIDTH": _width(O), "PRECISION": _precision(), **OUTER}
     arguments = x, slope, out, pixels, each, H, W, OH, OW, *(number for pair in moves for number in pair)
-    _launch(_outer, (out.shape[1], tiles, n), *arguments, C=C, O=O, K=K, L=L, ROWS=rows, **blocks)
+    shape = {"C": C, "O": O, "K": K, "L": L, "ROWS": rows, "PRECISION": _precision()}
+    blocks = {"BLOCK": PIXELS, "DEPTH": DEPTH, "WIDTH": _width(O), "num_stages": 1}
+    _launch(_outer, (out.shape[1], tiles, n), *arguments, **shape, **blocks)
     return out
 
 
@@ -395,14 +389,13 @@ def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any
 
 
 def _group(channels: int, pixels: int) -> dict[str, int]:
-    width, whole = _power(channels), _power(pixels)
-    block = whole if width * whole <= WHOLE else max(1, CHUNK // width)
-    return {"SIZE": channels, "WIDTH": width, "BLOCK": block, **NORM}
+    width = _power(channels)
+    return {"SIZE": channels, "WIDTH": width, "BLOCK": max(1, min(_power(pixels), NORMALISED // width))}
 
 
 def _width(channels: int) -> int:
     """Columns of a product: a power of two, at least 16."""
-    return max(16, min(WIDEST, _power(channels)))
+    return max(16, min(WIDTH, _power(channels)))
 
 
 def _power(number: int) -> int:

@@ -6,7 +6,8 @@ parameters, their gradients and all other layers stay float32.
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -78,7 +79,7 @@ class ImageLayers:
 
     def __init__(self, network: Network, dtype: torch.dtype):
         self.dtype: torch.dtype = dtype
-        self.side = torch.cuda.Stream()
+        self._side = torch.cuda.Stream(network.device) if network.device.type == "cuda" else None
         self.model: nn.Module = joined(network.model)
         self._places: dict[str, tuple[int, torch.Size]] = {}
         index, first = [], 0
@@ -95,9 +96,14 @@ class ImageLayers:
         weights = dict[str, _Weights]()
         for name, (first, (O, C, K, L)) in self._places.items():
             taps, mirrored = rearranged[:, first : first + 2 * O * C * K * L].split(O * C * K * L, 1)
-            weights[name] = _Weights(taps.unflatten(1, (-1, O)), mirrored.unflatten(1, (-1, C)), (K, L), self.dtype)
-            weights[name].side = self.side if __import__("os").environ.get("SIDE") else torch.cuda.current_stream()
+            rows = taps.unflatten(1, (-1, O)), mirrored.unflatten(1, (-1, C))
+            weights[name] = _Weights(*rows, (K, L), self.dtype, self._side)
         return lambda parts, slots: _Images(parts, slots, weights)
+
+    def join(self) -> None:
+        """Wait for the gradients of all weights."""
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
 
     def outputs(self, network: Network, theta: Tensor, x: Tensor) -> Tensor:
         """The outputs `(n, N, ...)` of n networks θ `(n, P)` for the same inputs `(N, ...)`, in evaluation mode."""
@@ -120,8 +126,20 @@ def image_layers(network: Network, dtype: torch.dtype) -> ImageLayers | None:
 class _Weights:
     """A convolution's weights as `taps` `(n, K·L·C, O)`, and those of the transposed one, `(n, K·L·O, C)`."""
 
-    def __init__(self, taps: Tensor, mirrored: Tensor, sides: tuple[int, int], dtype: torch.dtype):
-        self.taps, self.mirrored, self.sides, self.dtype = taps, mirrored, sides, dtype
+    def __init__(self, taps: Tensor, mirrored: Tensor, sides: tuple[int, int], dtype: torch.dtype, stream: Any):
+        self.taps, self.mirrored, self.sides, self.dtype, self.stream = taps, mirrored, sides, dtype, stream
+
+    @contextmanager
+    def beside(self, *tensors: Tensor) -> Iterator[None]:
+        """Work on tensors for which nothing waits before `ImageLayers.join`, beside what follows."""
+        if self.stream is None:
+            yield
+            return
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            yield
+        for tensor in tensors:
+            tensor.record_stream(self.stream)  # its memory is not given to others meanwhile
 
 
 class _Images(Stacked):
@@ -253,15 +271,12 @@ class _Convolution(Function):
 
         (x,), (geometry, weights, slots) = ctx.saved_tensors, ctx.given
         slope, taps = _channels_last(grad, weights.dtype), weights.sides[0] * weights.sides[1]
-        weights.side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(weights.side):
+        with weights.beside(x, slope):
             partial = convolutions.outer(x, slope, geometry, bias=len(slots) > 1)
             own = partial.split([taps * x.shape[-1], 1][: len(slots)], 2)
             for slot, part, number in zip(slots, own, (taps, 1), strict=False):
                 convolutions.collect(part, slot.place, slot.written, number)
                 slot.written = True
-        for tensor in (x, slope):
-            tensor.record_stream(weights.side)
         dx = None
         if ctx.needs_input_grad[2]:
             size = x.shape[2], x.shape[3]
