@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from fedual import methods
 from fedual.algorithm import Method, client_init, server_init
 from fedual.backends.client_store import free_memory, placed
-from fedual.backends.kernels.image_layers import image_layers
-from fedual.backends.precision import FLOAT32
-from fedual.backends.vectorised import choose_chunk, worth_compiling
+from fedual.backends.vectorised import choose_chunk, image_layers, worth_compiling
 from fedual.defaults import Federation, resolve, resolve_training
 from fedual.errors import InputError, require_count
 from fedual.methods import MethodSpec
@@ -98,7 +96,7 @@ def fit(
         test = test[0].to(network.device), test[1].to(network.device)
     together = execution.engine == "vectorised"
     if together:
-        network.images = image_layers(network, torch.float32 if execution.precision in FLOAT32 else torch.bfloat16)
+        network.images = image_layers(network, execution.precision)
         rehearse(losses, isinstance(method.solver, Laplace))
 
     if resumed is not None:

@@ -1,21 +1,14 @@
-"""Plans of batches, noise that chunks share, traced gradients, and the compiled gradient of one client."""
-
-import logging
-import re
-import shutil
+"""Plans of batches, noise that chunks share, and traced gradients."""
 
 import pytest
 import torch
-import torch.nn.functional as F
 from federations import losses, mlp  # pyright: ignore[reportMissingImports]
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import normal, rng
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
-from fedual.backends.kernels import single_client
-from fedual.networks import Clients, Draws, Minibatches, Network, minibatches
+from fedual.networks import Clients, Draws, Minibatches, minibatches
 from fedual.networks.randomness import MODES
 from fedual.solvers.stepper import aligned, segments
 
@@ -139,100 +132,6 @@ class TestTrace:
         (tape,) = stack.network.tapes.values()
         stack.trace(2)
         assert list(stack.network.tapes.values()) == [tape]
-
-
-def images(model: nn.Module, batch_size: int = 5) -> Minibatches:
-    x, y = normal((9, 3, 8, 8), 0), torch.randint(3, (9,), generator=rng(1))
-    return Minibatches(Network(model), Clients.from_pairs([(x, y)]), draws=Draws(1), batch_size=batch_size)
-
-
-def head(channels: int) -> list[nn.Module]:
-    return [nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels, 3)]
-
-
-CONVOLUTIONS = {
-    "bias": lambda: [nn.Conv2d(3, 4, 3)],
-    "no bias": lambda: [nn.Conv2d(3, 4, 3, bias=False)],
-    "stride and padding": lambda: [nn.Conv2d(3, 4, 3, stride=2, padding=1)],
-    "padding by name": lambda: [nn.Conv2d(3, 4, 3, padding="same")],
-    "circular": lambda: [nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular")],
-    "grouped": lambda: [nn.Conv2d(3, 3, 3, groups=3), nn.Conv2d(3, 4, 1)],
-    "five channels": lambda: [nn.Conv2d(3, 5, 1), nn.Conv2d(5, 4, 3, bias=False)],
-    "dropout": lambda: [nn.Conv2d(3, 4, 3), nn.Dropout2d(0.4), nn.Dropout(0.2)],
-}
-
-
-def arguments(stack: Minibatches, step: int, seed: int) -> tuple:
-    """What the gradient of the one client takes at a step: θ, x, y, weights and uniforms."""
-    batch, theta = stack.batch(step, 1), stack.network.initial() + 0.3 * normal((stack.dim,), seed)
-    return theta, batch.x[0], batch.y[0], batch.weight[0], [uniform[0] for uniform in stack.uniforms(step, 1)]
-
-
-def agrees(stack: Minibatches, slope: single_client.Slope) -> None:
-    """At three steps of two epochs, the second batch padded, against the gradient of the stack of one."""
-    for step in range(3):
-        theta, x, y, weight, uniforms = arguments(stack, step, seed=10 + step)
-        expected = torch.empty(1, stack.dim)
-        batch = minibatches.Batch(x[None], y[None], weight[None])
-        stack.differentiate(theta[None], batch, [uniform[None] for uniform in uniforms], expected)
-        torch.testing.assert_close(slope(theta, x, y, weight, uniforms), expected[0], rtol=1e-10, atol=1e-12)
-
-
-class TestSingle:
-    @pytest.mark.parametrize("name", CONVOLUTIONS)
-    def test_traced_as_it_is(self, monkeypatch, caplog, name):
-        """All but the compiler."""
-        monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-        stack = images(nn.Sequential(*CONVOLUTIONS[name](), *head(4)))
-        agrees(stack, single_client.compiled(stack, arguments(stack, 0, seed=1)))
-        assert not [record for record in caplog.records if record.name == "fedual"]
-
-    @pytest.mark.slow
-    @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler")
-    @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own, while it compiles
-    def test_compiled(self, caplog):
-        layers = [nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Dropout2d(0.4), nn.Conv2d(4, 3, 2, bias=False)]
-        stack = images(nn.Sequential(*layers, *head(3)))
-        agrees(stack, single_client.compiled(stack, arguments(stack, 0, seed=1)))
-        assert not [record for record in caplog.records if record.name == "fedual"]
-
-    def test_without_a_compiler_it_says_so_and_runs_as_it_is(self, monkeypatch, caplog):
-        def broken(function, **options):
-            raise RuntimeError("no compiler\nand much more")
-
-        monkeypatch.setattr(torch, "compile", broken)
-        stack = images(nn.Sequential(*CONVOLUTIONS["dropout"](), *head(4)))
-        with caplog.at_level(logging.INFO, "fedual"):
-            agrees(stack, single_client.compiled(stack, arguments(stack, 0, seed=1)))
-        (line,) = [record.getMessage() for record in caplog.records if record.name == "fedual"]
-        assert re.fullmatch(r"The network runs .* slower: RuntimeError: no compiler and much more", line)
-
-
-class Seen(TorchFunctionMode):
-    """The channels of the images that convolutions see."""
-
-    def __init__(self):
-        self.channels = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is F.conv2d:
-            self.channels.append(args[0].shape[1])
-        return func(*args, **(kwargs or {}))
-
-
-class TestFourChannels:
-    @pytest.mark.parametrize(
-        ("channels", "weight", "groups", "seen"),
-        [(3, (5, 3, 3, 3), 1, 4), (1, (5, 1, 3, 3), 1, 4), (4, (5, 4, 3, 3), 1, 4), (3, (6, 1, 3, 3), 3, 3)],
-        ids=["three", "one", "four", "grouped"],
-    )
-    def test_what_a_convolution_sees_and_what_it_comes_to(self, channels, weight, groups, seen):
-        x, kernel, bias = normal((2, channels, 6, 6), 0), normal(weight, 1), normal(weight[:1], 2)
-        expected = F.conv2d(x, kernel, bias, 2, 1, 1, groups)
-        with Seen() as below, single_client.FourChannels():
-            found = F.conv2d(x, kernel, bias, 2, 1, 1, groups)
-        torch.testing.assert_close(found, expected)
-        assert below.channels == [seen]
 
 
 class OneParameter(nn.Module):

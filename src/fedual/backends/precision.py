@@ -9,9 +9,6 @@ import torch
 
 from fedual.settings import Precision
 
-FLOAT32 = ("float32", "tf32")
-"""Precisions in which images between convolutions stay float32."""
-
 
 @contextmanager
 def arithmetic(device: torch.device, precision: Precision = "float32") -> Iterator[None]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from typing import TypeVar, cast
 
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from fedual.algorithm import ClientState, Info, Method, ServerState, Totals, Upload, client_step, server_step, total
 from fedual.backends.client_store import Store, free_memory
-from fedual.networks import Minibatches
+from fedual.networks import Minibatches, Network
+from fedual.networks.linear_layers import Layers
 from fedual.networks.randomness import counted
+from fedual.settings import Precision
 from fedual.solvers.stepper import Batches, Stepper, Variables, segments, solve, walk
 
 CACHE = 16 * 2**20
@@ -59,6 +62,16 @@ def compiled_walk(stepper: Stepper, losses: Batches, variables: Variables) -> Va
         return cuda_graphs.descend(stepper, cast(Minibatches, losses), variables)
     advance = fused_updates.compiled(replace(stepper, lr=1.0), device.type)
     return walk(stepper, losses, variables, advance, fused_updates.window)
+
+
+def image_layers(network: Network, precision: Precision) -> Layers | None:
+    """Kernels for the convolutions of many clients; None where there are none for the network or the device."""
+    convolutional = network.dtype == torch.float32 and any(len(shape) == 4 for shape in network.shapes)
+    if not convolutional or network.device.type != "cuda" or find_spec("triton") is None:
+        return None
+    from fedual.backends.kernels.image_layers import ImageLayers
+
+    return ImageLayers(network, torch.float32 if precision in ("float32", "tf32") else torch.bfloat16)
 
 
 def side_by_side(train: Callable[[Tensor], Result], chunks: Sequence[Tensor], losses: Minibatches) -> Iterator[Result]:

@@ -5,68 +5,25 @@ the channels last: elementwise operations in between keep that order. Images bet
 parameters, their gradients and all other layers stay float32.
 """
 
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import Function
 from torch.func import vmap
-from torch.overrides import handle_torch_function, has_torch_function
 
+from fedual.backends.kernels import convolutions, group_norms, pools
+from fedual.backends.kernels.grids import Geometry
+from fedual.backends.kernels.joined import joined, norm_relu
 from fedual.networks.linear_layers import Slot, Stacked
 from fedual.networks.network import Network
 
-
-def norm_relu(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, rest: Tensor | None) -> Tensor:
-    """A group norm, plus the rest if there is one, and a ReLU: one layer of `joined` networks."""
-    if has_torch_function((x, weight, bias)):
-        return handle_torch_function(norm_relu, (x, weight, bias), x, weight, bias, groups, eps, rest)
-    y = F.group_norm(x, groups, weight, bias, eps)
-    return F.relu(y if rest is None else y + rest)
-
-
-def joined(model: nn.Module) -> nn.Module:
-    """The model with each group norm whose result only a ReLU uses, perhaps after a sum, as one layer.
-
-    The parameters are the model's own. A model that `torch.fx` cannot follow, or that calls dropout as a function, is
-    returned as it is.
-    """
-    try:
-        graph = fx.Tracer().trace(model)
-    except Exception:  # control flow that depends on the data, e.g.
-        return model
-    if any(node.target in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d) for node in graph.nodes):
-        return model  # whether it is on would be fixed
-    modules = dict(model.named_modules())
-
-    def is_norm(node: Any) -> bool:
-        own = isinstance(node, fx.Node) and node.op == "call_module" and len(node.users) == 1
-        layer = modules[str(node.target)] if own else None
-        return isinstance(layer, nn.GroupNorm) and layer.affine
-
-    for node in list(graph.nodes):
-        relu = node.op == "call_module" and type(modules[node.target]) is nn.ReLU
-        if not relu and node.target not in (F.relu, torch.relu):
-            continue
-        norm, rest, between = node.args[0], None, []
-        if norm.target in (operator.add, torch.add) and len(norm.users) == 1 and len(norm.args) == 2:
-            between = [norm]
-            norm, rest = norm.args if is_norm(norm.args[0]) else reversed(norm.args)
-        if not is_norm(norm) or not isinstance(rest, fx.Node | None):
-            continue
-        layer: Any = modules[norm.target]
-        with graph.inserting_before(node):
-            weight, bias = (graph.get_attr(f"{norm.target}.{name}") for name in ("weight", "bias"))
-            new = graph.call_function(norm_relu, (norm.args[0], weight, bias, layer.num_groups, layer.eps, rest))
-        node.replace_all_uses_with(new)
-        for old in (node, *between, norm):
-            graph.erase_node(old)
-    return fx.GraphModule(model, graph)
+CONTIGUOUS = (F.group_norm, Tensor.view)
+"""Functions that do not take images with their channels last."""
 
 
 class ImageLayers:
@@ -116,13 +73,6 @@ class ImageLayers:
         return vmap(one)(network.split(theta))
 
 
-def image_layers(network: Network, dtype: torch.dtype) -> ImageLayers | None:
-    """The layers of a network with convolutions; None if it trains none, or on another device or in another type."""
-    if network.device.type != "cuda" or network.dtype != torch.float32:
-        return None
-    return ImageLayers(network, dtype) if any(len(shape) == 4 for shape in network.shapes) else None
-
-
 class _Weights:
     """A convolution's weights as `taps` `(n, K·L·C, O)`, and those of the transposed one, `(n, K·L·O, C)`."""
 
@@ -148,18 +98,26 @@ class _Images(Stacked):
     def __init__(self, parts: Mapping[str, Tensor], slots: Mapping[str, Slot], weights: Mapping[str, _Weights]):
         super().__init__(parts, slots)
         self.level: int = _level()
+        self.layers: dict[Any, Callable[..., Tensor | None]] = {
+            F.conv2d: self._convolution,
+            F.group_norm: self._group_norm,
+            F.max_pool2d: self._max_pool,
+            F.adaptive_avg_pool2d: self._average,
+            norm_relu: self._norm_relu,
+        }
         self.weights: dict[int, _Weights] = {id(parts[name]): own for name, own in weights.items()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        layers = {F.conv2d: self._convolution, F.group_norm: self._group_norm, F.max_pool2d: self._max_pool}
-        layer = (layers | {norm_relu: self._norm_relu}).get(func)
+        layer = self.layers.get(func)
         if layer is not None and _level() == self.level:  # not where the model itself uses vmap
             done = layer(*args, **kwargs)
             if done is not None:
                 return done
         if any(isinstance(value, Tensor) and value.dtype == torch.float32 for value in (*args, *kwargs.values())):
             args, kwargs = [_raised(value) for value in args], {name: _raised(value) for name, value in kwargs.items()}
+        if func in CONTIGUOUS:
+            args = [args[0].contiguous(), *args[1:]]
         return super().__torch_function__(func, types, args, kwargs)
 
     def _convolution(
@@ -213,6 +171,10 @@ class _Images(Stacked):
             return None
         return _MaxPool.apply(geometry, input)  # type: ignore
 
+    def _average(self, input: Tensor, output_size: Any) -> Tensor | None:
+        """Torch's own gradient differs from run to run."""
+        return input.mean((-2, -1), keepdim=True) if _pair(output_size) == (1, 1) else None
+
     def _slots(self, *parts: Any) -> list[Slot] | None:
         slots = [self.slots.get(id(part)) for part in parts]
         return None if None in slots else slots  # type: ignore
@@ -258,17 +220,13 @@ class _Convolution(Function):
 
     @staticmethod
     def forward(ctx: Any, settings: Any, weights: _Weights, x: Tensor, _: Tensor, bias: Any, *slots: Slot) -> Tensor:
-        from fedual.backends.kernels import convolutions
-
-        x, geometry = _channels_last(x, weights.dtype), convolutions.Geometry(weights.sides, *settings)
+        x, geometry = _channels_last(x, weights.dtype), Geometry(weights.sides, *settings)
         ctx.save_for_backward(x)
         ctx.given = geometry, weights, slots
         return _channels_first(convolutions.correlate(x, weights.taps, geometry, bias))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        from fedual.backends.kernels import convolutions
-
         (x,), (geometry, weights, slots) = ctx.saved_tensors, ctx.given
         slope, taps = _channels_last(grad, weights.dtype), weights.sides[0] * weights.sides[1]
         with weights.beside(x, slope):
@@ -289,22 +247,18 @@ class _GroupNorm(Function):
 
     @staticmethod
     def forward(ctx: Any, settings: Any, rest: Any, x: Tensor, weight: Tensor, bias: Tensor, *slots: Slot) -> Tensor:
-        from fedual.backends.kernels import convolutions
-
         (groups, eps, relu), x = settings, _channels_last(x, x.dtype)
         rest = None if rest is None else _channels_last(rest, x.dtype)
-        y, means, scales = convolutions.normalise(x, weight, bias, groups, eps, rest, relu)
+        y, means, scales = group_norms.normalise(x, weight, bias, groups, eps, rest, relu)
         ctx.save_for_backward(x, y if relu else x, weight, means, scales)
         ctx.given = slots, rest is not None, relu
         return _channels_first(y)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        from fedual.backends.kernels import convolutions
-
         (x, y, weight, means, scales), (slots, rest, relu) = ctx.saved_tensors, ctx.given
         slope = _channels_last(grad, x.dtype)
-        dx, partial, drest = convolutions.denormalise(x, y, slope, weight, means, scales, rest, relu)
+        dx, partial, drest = group_norms.denormalise(x, y, slope, weight, means, scales, rest, relu)
         for slot, own in zip(slots, partial.split(1, 2), strict=True):
             convolutions.collect(own, slot.place, slot.written)
             slot.written = True
@@ -334,21 +288,17 @@ class _Pool(Function):
 
     @staticmethod
     def forward(ctx: Any, settings: Any, x: Tensor) -> Tensor:
-        from fedual.backends.kernels import convolutions
-
-        x, ctx.geometry = _channels_last(x, x.dtype), convolutions.Geometry(*settings)
-        y, chosen = convolutions.pool(x, ctx.geometry)
+        x, ctx.geometry = _channels_last(x, x.dtype), Geometry(*settings)
+        y, chosen = pools.pool(x, ctx.geometry)
         ctx.save_for_backward(chosen)
         ctx.size = x.shape[2], x.shape[3]
         return _channels_first(y)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        from fedual.backends.kernels import convolutions
-
         (chosen,) = ctx.saved_tensors
         slope = _channels_last(grad, grad.dtype)
-        return None, _channels_first(convolutions.unpool(slope, chosen, ctx.geometry, ctx.size))
+        return None, _channels_first(pools.unpool(slope, chosen, ctx.geometry, ctx.size))
 
 
 def _channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
