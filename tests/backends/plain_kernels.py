@@ -65,17 +65,18 @@ def collect(partial: Tensor, place: Tensor, add: bool, taps: int = 1) -> None:
 
 
 def pool(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
-    (K, L), (down, across), (top, side), _ = geometry
+    (K, L), (down, across), (top, side), (tall, wide) = geometry
     padded = F.pad(x, (0, 0, side, side, top, top), value=-torch.inf)
-    y, tap = padded.unfold(2, K, down).unfold(3, L, across).flatten(-2).max(-1)
+    windows = padded.unfold(2, (K - 1) * tall + 1, down).unfold(3, (L - 1) * wide + 1, across)
+    y, tap = windows[..., ::tall, ::wide].flatten(-2).max(-1)
     return y.contiguous(), tap.to(torch.uint8).contiguous()
 
 
 def unpool(slope: Tensor, chosen: Tensor, geometry: Geometry, size: tuple[int, int]) -> Tensor:
-    (_, L), (down, across), (top, side), _ = geometry
+    (_, L), (down, across), (top, side), (tall, wide) = geometry
     n, B, OH, OW, C = slope.shape
-    row = torch.arange(OH)[:, None, None].to(slope.device) * down - top + chosen.long() // L
-    column = torch.arange(OW)[:, None].to(slope.device) * across - side + chosen.long() % L
+    row = torch.arange(OH)[:, None, None].to(slope.device) * down - top + chosen.long() // L * tall
+    column = torch.arange(OW)[:, None].to(slope.device) * across - side + chosen.long() % L * wide
     dx, place = slope.new_zeros(n, B, size[0] * size[1], C), row * size[1] + column
     return dx.scatter_add_(2, place.flatten(2, 3), slope.flatten(2, 3)).unflatten(2, size)
 

@@ -166,9 +166,10 @@ class _Images(Stacked):
         ceil_mode: bool = False,
         return_indices: bool = False,
     ) -> Tensor | None:
-        geometry = tuple(_pair(kernel_size if value is None else value) for value in (kernel_size, stride, padding, 1))
-        if input.dim() != 4 or ceil_mode or return_indices or _pair(dilation) != (1, 1):
+        if input.dim() != 4 or ceil_mode or return_indices:
             return None
+        stride = kernel_size if stride is None else stride
+        geometry = tuple(map(_pair, (kernel_size, stride, padding, dilation)))
         return _MaxPool.apply(geometry, input)  # type: ignore
 
     def _average(self, input: Tensor, output_size: Any) -> Tensor | None:
