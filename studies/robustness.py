@@ -1,7 +1,7 @@
 """Robustness of IVON-ADMM to its settings: the paper's settings against the defaults.
 
-A trial multiplies ρ, γ, τ, lr and δ by factors drawn log-uniformly from [1/10, 10] and has 5 to 20 local epochs. The
-same factors are applied to the paper's settings and to the defaults. A trial learns from nine tenths of the training
+A trial multiplies ρ, γ, τ, lr and δ by factors drawn log-uniformly from [1/10, 10], and the scenario's local epochs by
+one from [1/2, 2]. The same factors are applied to the paper's settings and to the defaults. A trial learns from nine tenths of the training
 data and is evaluated on the rest; it is a line of `results/tuning/robustness.jsonl`.
 """
 
@@ -29,7 +29,8 @@ from fedual.scenarios.federation import materialise
 from fedual.settings import split
 from studies.figures.common import BLUE, FAINT, RED, canvas
 
-SCENARIOS = ("mnist-2class-100", "fmnist-heterog-10")
+SCENARIOS = {"mnist-2class-100": 25, "fmnist-heterog-10": 25, "cifar10-resnet20-heterog-10": 5}
+"""The rounds of a trial of each scenario."""
 PRESETS = {
     "paper": "the paper's settings",
     "default": "the defaults",
@@ -38,7 +39,8 @@ PRESETS = {
 }
 WITHOUT = {"no hold": {"hold": 0.0}, "no unit": {"unit": 0.0}}
 VARIED = ("rho", "damping", "tau", "lr", "delta")
-SEED, VALIDATION, ROUNDS = 1, 0.1, 25
+SEED, VALIDATION = 1, 0.1
+EPOCHS = 10  # of which the factors' epochs are multiples
 NEAR = 0.03  # a trial is near the best if its accuracy is less than this below it
 
 TRIALS = Path("results/tuning/robustness.jsonl")
@@ -77,14 +79,15 @@ def trial(name: str, preset: str, by: dict[str, float], device: str, root: Path 
     """Train with one setting; return the metrics of the last round."""
     scenario = load(name, preset="paper" if preset == "paper" else "default", method="ivon-admm")
     model, clients, test = materialise(scenario, SEED, root, VALIDATION)
-    sections = split({**scenario.train, "local_epochs": round(by["epochs"]), "evaluate_every": ROUNDS, "samples": 0})
+    rounds, epochs = SCENARIOS[name], max(1, round(scenario.train["local_epochs"] * by["epochs"] / EPOCHS))
+    sections = split({**scenario.train, "local_epochs": epochs, "evaluate_every": rounds, "samples": 0})
     local, examples = sections["training"], float(sum(clients.sizes))
     federation = Federation(len(clients), examples, steps=local.average_steps(len(clients), examples))
     method = scaled(scenario.settings | WITHOUT.get(preset, {}), by, federation)
     execution, evaluation = replace(sections["execution"], device=device), sections["evaluation"]
     try:
         run = fit(
-            model, clients, method, ROUNDS, test=test, seed=SEED,
+            model, clients, method, rounds, test=test, seed=SEED,
             local=local, execution=execution, evaluation=evaluation,
         )  # fmt: skip
         last = run.history[-1]
@@ -112,8 +115,9 @@ def run(
     mine, _, shares = part.partition("/")
     if not (mine.isdigit() and shares.isdigit() and 1 <= int(mine) <= int(shares)):
         raise InputError(f"--part {part}: write I/N, share I of N, as in 1/8.")
-    if unknown := set(preset or ()) - set(PRESETS):
-        raise InputError(f"--preset {unknown.pop()}: choose among {', '.join(PRESETS)}.")
+    for option, given, known in (("preset", preset, PRESETS), ("scenario", scenario, SCENARIOS)):
+        if unknown := set(given or ()) - set(known):
+            raise InputError(f"--{option} {unknown.pop()}: choose among {', '.join(known)}.")
     done = {(line["scenario"], line["preset"], json.dumps(line["factors"])) for line in read(out)}
     todo = [*product(factors(count), scenario or SCENARIOS, preset or PRESETS)]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -184,7 +188,11 @@ def draw(
             for preset, colour in (("paper", BLUE), ("default", RED)):
                 good = [100 * value for value in accuracies(by_preset.get(preset, []))]
                 axis.plot(range(1, len(good) + 1), good, ".-", color=colour, label=PRESETS[preset])
-            axis.set(title=name, xlabel="settings that did not diverge, best first", ylabel=f"% after {ROUNDS} rounds")
+            axis.set(
+                title=name,
+                xlabel="settings that did not diverge, best first",
+                ylabel=f"% after {SCENARIOS[name]} rounds",
+            )
             axis.legend()
         figure.savefig(paths[1], metadata={"Date": None})
     paths[0].write_text(table(found), encoding="utf-8")
