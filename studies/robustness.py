@@ -1,8 +1,8 @@
 """Robustness of IVON-ADMM to its settings: the paper's settings against the defaults.
 
 A trial multiplies ρ, γ, τ, lr and δ by factors drawn log-uniformly from [1/10, 10], and the scenario's local epochs by
-one from [1/2, 2]. The same factors are applied to the paper's settings and to the defaults. A trial learns from nine tenths of the training
-data and is evaluated on the rest; it is a line of `results/tuning/robustness.jsonl`.
+one from [1/2, 2]. The same factors are applied to the paper's settings and to the defaults. A trial learns from nine
+tenths of the training data and is evaluated on the rest; it is a line of `results/tuning/robustness.jsonl`.
 """
 
 import json
