@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.rnn import pad_sequence
 
@@ -138,8 +139,8 @@ class Minibatches(Batches):
         traced = self.network.tapes.get(self._shape(batch)) if self.compile else None
         (traced or self._differentiate)(theta, batch, uniforms, out)
 
-    def trace(self, n: int) -> None:
-        """Trace the gradient of n clients once.
+    def trace(self, n: int, improve: Callable[[GraphModule], None] | None = None) -> None:
+        """Trace the gradient of n clients once, and `improve` the trace.
 
         Without a trace, `vmap`, autograd and the module's own Python take longer than a small network.
         """
@@ -147,7 +148,10 @@ class Minibatches(Batches):
         theta, batch = self.network.initial().expand(n, -1), some.batch(0, n)
         if self._shape(batch) not in self.network.tapes:
             arguments = (aligned(theta).copy_(theta), batch, some.uniforms(0, n), aligned(theta))
-            self.network.tapes[self._shape(batch)] = make_fx(lambda *args: self._differentiate(*args))(*arguments)
+            tape = make_fx(lambda *args: self._differentiate(*args))(*arguments)
+            self.network.tapes[self._shape(batch)] = tape
+            if improve is not None:
+                improve(tape)
 
     def _shape(self, batch: Batch) -> tuple:
         return batch.x.shape, batch.y.shape
