@@ -151,8 +151,8 @@ class Minibatches(Batches):
         theta, batch = self.network.initial().expand(n, -1), some.batch(0, n)
         if self._shape(batch) not in self.network.tapes:
             arguments = (aligned(theta).copy_(theta), *batch, aligned(theta), *some.uniforms(0, n))
-            flat = lambda theta, x, y, weight, out, *rest: self._differentiate(theta, Batch(x, y, weight), list(rest), out)
-            tape = make_fx(flat)(*arguments)
+            work = lambda theta, x, y, weight, out, *rest: self._differentiate(theta, Batch(x, y, weight), [*rest], out)
+            tape = make_fx(work)(*arguments)
             if improve is not None:
                 improve(tape)
             self.network.tapes[self._shape(batch)] = tape.forward  # a module's call asks for hooks

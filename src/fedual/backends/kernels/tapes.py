@@ -18,12 +18,12 @@ LARGE = 2**22
 
 
 def improve(tape: GraphModule) -> None:
-    """Drop what does nothing from a traced gradient, and let it compute large products by oneDNN where that is faster."""
+    """Drop what does nothing from a traced gradient; let it compute large products by oneDNN where that is faster."""
     for node in tape.graph.nodes:
         if node.target in VIEWS and _same(node, node.args[0]):
             node.replace_all_uses_with(node.args[0])
             tape.graph.erase_node(node)
-        elif node.target in PRODUCTS and fast() and _large(node):
+        elif node.target in PRODUCTS and fast() and _plain(node) and _large(node):
             node.target = PRODUCTS[node.target]
     tape.recompile()
 
@@ -40,36 +40,37 @@ def fast() -> bool:
     return torch.backends.cpu.get_cpu_capability() == "AVX512" and cpu.exists() and "AuthenticAMD" in cpu.read_text()
 
 
+def _plain(node: Node) -> bool:
+    """True without factors, except that a product into a given tensor must not add to what is there."""
+    into = node.target is aten.baddbmm.out
+    return set(node.kwargs) == ({"beta", "out"} if into else set()) and not node.kwargs.get("beta")
+
+
 def _large(node: Node) -> bool:
     a, b = (factor.meta["val"] for factor in node.args[-2:])  # type: ignore[union-attr]
     return a.dtype == torch.float32 and a.shape[-2] * a.shape[-1] * b.shape[-1] >= LARGE
 
 
-def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A B + bias for two matrices."""
-    return torch.ops.mkldnn._linear_pointwise(a, b.mT, bias, "none", [], "")
+def _mm(a: Tensor, b: Tensor) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(a, b.mT, None, "none", [], "")
 
 
 def _bmm(a: Tensor, b: Tensor) -> Tensor:
-    return torch.stack([product(*factors) for factors in zip(a, b, strict=True)])
+    return torch.stack([_mm(*factors) for factors in zip(a, b, strict=True)])
 
 
-def _baddbmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return _bmm(a, b).add_(bias)
-
-
-def _write(place: Tensor, a: Tensor, b: Tensor, *, beta: int = 1, out: Tensor) -> Tensor:
+def _write(place: Tensor, a: Tensor, b: Tensor, *, beta: int, out: Tensor) -> Tensor:
     for row, *factors in zip(out, a, b, strict=True):
-        (row.add_ if beta else row.copy_)(product(*factors))
+        row.copy_(_mm(*factors))
     return out
 
 
 aten = torch.ops.aten
 VIEWS = aten.detach.default, aten.view.default, aten.permute.default
 PRODUCTS: dict[Any, Callable[..., Tensor]] = {
-    aten.mm.default: product,
+    aten.mm.default: _mm,
     aten.bmm.default: _bmm,
-    aten.addmm.default: lambda bias, a, b: product(a, b, bias),
-    aten.baddbmm.default: _baddbmm,
+    aten.addmm.default: lambda bias, a, b: _mm(a, b).add_(bias),
+    aten.baddbmm.default: lambda bias, a, b: _bmm(a, b).add_(bias),
     aten.baddbmm.out: _write,
 }
