@@ -24,9 +24,10 @@ def ivon_variables() -> dict[str, torch.Tensor]:
     column = lambda value: torch.full((N, 1), value)
     return {
         "mean": normal((N, P), 0),
-        "curvature": normal((N, P), 1).abs() + 0.5,
+        "sigma": normal((N, P), 1).abs() + 0.5,
         "momentum": normal((N, P), 2),
         "steps": torch.tensor([0.0, 3.0, 5.0]),
+        "debias": column(2.0),
         "ess": column(20.0),
         "lr": column(0.1),
         "offset": normal((N, P), 3),
@@ -45,8 +46,7 @@ class TestAdvance:
         assert {name: value.data_ptr() for name, value in inner.items()} == places
         for name, value in expected.items():
             assert torch.equal(inner[name], value)
-        spread = 1 / (inner["ess"] * inner["curvature"]).sqrt()
-        torch.testing.assert_close(theta, inner["mean"] + ahead * spread)
+        torch.testing.assert_close(theta, inner["mean"] + ahead * inner["sigma"])
 
     def test_many_samples_come_with_their_correlation(self):
         stepper, inner = IVON(samples=4), ivon_variables()
@@ -64,7 +64,7 @@ class TestAdvance:
             for inner, stepper in ((one, replace(solver, lr=1.0)), (other, replace(solver, lr=0.01))):
                 inner |= {name: torch.zeros(N, P) for name in names}
                 if names:
-                    inner["steps"] = torch.zeros(N, 1)
+                    inner |= {"steps": torch.zeros(N, 1), "debias1": torch.ones(N, 1), "debias2": torch.ones(N, 1)}
                 advance(stepper, inner, gradient, None, noise if stepper.draws else None)
             assert torch.equal(one["mean"], other["mean"])
 

@@ -193,10 +193,10 @@ def test_the_precision_stays_positive_whatever_the_curvature():
 def test_a_client_starts_at_the_servers_posterior_once_it_has_moved():
     inner = IVON().begin(problem(Quadratic(), mean=0.6))
     assert (inner["mean"] == 0.6).all()
-    torch.testing.assert_close(inner["curvature"] * inner["ess"], torch.full((2, 5), 3.0))
+    torch.testing.assert_close(inner["sigma"] ** -2, torch.full((2, 5), 3.0))
     inner = IVON(h0=0.25).begin(problem(Quadratic(), mean=0.6, start=torch.arange(5.0)))
     torch.testing.assert_close(inner["mean"], torch.arange(5.0).expand(2, 5))
-    torch.testing.assert_close(inner["curvature"], torch.full((2, 5), 0.25 + 3 / 400))
+    torch.testing.assert_close(inner["sigma"] ** -2 / inner["ess"], torch.full((2, 5), 0.25 + 3 / 400))
 
 
 @pytest.mark.parametrize(

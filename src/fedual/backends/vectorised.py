@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedual.algorithm import ClientState, Info, Method, ServerState, Totals, Upload, client_step, server_step, total
 from fedual.backends.client_store import Store, free_memory
+from fedual.backends.kernels.tapes import improve
 from fedual.networks import Minibatches, Network
 from fedual.networks.linear_layers import Layers
 from fedual.networks.randomness import counted
@@ -90,7 +91,7 @@ def side_by_side(train: Callable[[Tensor], Result], chunks: Sequence[Tensor], lo
         torch.set_flush_denormal(True)
 
     for n in {n for clients in chunks for n, _ in segments(sorted(losses[clients].steps, reverse=True))}:
-        losses.trace(n)
+        losses.trace(n, improve)
     threads, waiting = torch.get_num_threads(), deque[Future]()
     pool = ThreadPoolExecutor(threads, initializer=prepare)
     try:

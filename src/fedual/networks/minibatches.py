@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.rnn import pad_sequence
 
@@ -136,18 +137,25 @@ class Minibatches(Batches):
     def differentiate(self, theta: Tensor, batch: Batch, uniforms: list[Tensor], out: Tensor) -> None:
         """Write ∇ of the mean over a batch of n clients, `(n, P)`, all in one pass."""
         traced = self.network.tapes.get(self._shape(batch)) if self.compile else None
-        (traced or self._differentiate)(theta, batch, uniforms, out)
+        if traced is None:
+            self._differentiate(theta, batch, uniforms, out)
+        else:
+            traced(theta, *batch, out, *uniforms)
 
-    def trace(self, n: int) -> None:
-        """Trace the gradient of n clients once.
+    def trace(self, n: int, improve: Callable[[GraphModule], None] | None = None) -> None:
+        """Trace the gradient of n clients once, and `improve` the trace.
 
         Without a trace, `vmap`, autograd and the module's own Python take longer than a small network.
         """
         some = self[torch.zeros(n, dtype=torch.long)]
         theta, batch = self.network.initial().expand(n, -1), some.batch(0, n)
         if self._shape(batch) not in self.network.tapes:
-            arguments = (aligned(theta).copy_(theta), batch, some.uniforms(0, n), aligned(theta))
-            self.network.tapes[self._shape(batch)] = make_fx(lambda *args: self._differentiate(*args))(*arguments)
+            arguments = (aligned(theta).copy_(theta), *batch, aligned(theta), *some.uniforms(0, n))
+            work = lambda theta, x, y, weight, out, *rest: self._differentiate(theta, Batch(x, y, weight), [*rest], out)
+            tape = make_fx(work)(*arguments)
+            if improve is not None:
+                improve(tape)
+            self.network.tapes[self._shape(batch)] = tape.forward  # a module's call asks for hooks
 
     def _shape(self, batch: Batch) -> tuple:
         return batch.x.shape, batch.y.shape
@@ -207,7 +215,7 @@ class Minibatches(Batches):
         parts = flat.split([shape.numel() for shape in self.dropout_shapes], -1)
         return [part.reshape(len(flat), *shape) for part, shape in zip(parts, self.dropout_shapes, strict=True)]
 
-    @property
+    @cached_property
     def dropout_shapes(self) -> list[torch.Size]:
         """The shapes of the uniforms of a batch."""
         one = self.network.inputs(self.data.x[:1])

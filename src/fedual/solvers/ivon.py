@@ -8,9 +8,9 @@ It minimises λ E_q[ℓ + vᵀθ − ½ θᵀdiag(u)θ] + KL(q ‖ p), with ess 
     g ← β₁ g + (1 − β₁) ĝ                                 h ← β₂ h + (1 − β₂) ĥ + ½ (1 − β₂)² (h − ĥ)²/(h + δ)
     m ← m − α (g + v − u m + δ (m − m_p))/(h + δ)         σ ← 1/√(λ (h + δ))
 
-Here h + δ is carried rather than h. With A = v − δ m_p, B = δ − u (`quadratic`) and x = (1 − β₂)(ĥ − h)/(h + δ),
-ĥ − h = ĝε/σ + B − (h + δ), and the third line is h + δ ← (h + δ)(1 + x + ½x²): positive whatever ĥ is, in floating
-point too.
+Here σ is carried rather than h: 1/(h + δ) = λσ², and a step needs one root and one division. With A = v − δ m_p,
+B = δ − u (`quadratic`) and x = (1 − β₂)(ĥ − h)/(h + δ) = (1 − β₂)(λσ (ĝε + Bσ) − 1), the third line is
+h + δ ← (h + δ)(1 + x + ½x²), or σ ← σ/√(1 + x + ½x²): positive whatever ĥ is, in floating point too.
 
 Learning rate, h₀, clip and weight decay are numbers, or rules that a client evaluates (`fedual.solvers.adaptive`).
 """
@@ -105,40 +105,44 @@ class IVON(Stepper):
         if problem.start is not None:
             curvature = curvature if problem.rho else slope.expand_as(curvature)  # δ
             curvature = curvature + (self.h0.h0(losses, mean, ess) if isinstance(self.h0, InitialNoise) else self.h0)
-        variables = {"mean": mean, "curvature": curvature, "ess": ess, "lr": lr}  # curvature is h + δ from here on
+        variables = {"mean": mean, "sigma": (ess * curvature).rsqrt(), "ess": ess, "lr": lr}  # curvature is h + δ here
         variables |= {"offset": offset, "slope": slope, "limit": limit} | ({"pull": pull} if self.hold else {})
         carry = problem.carry or {"momentum": torch.zeros_like(mean), "steps": mean.new_zeros(len(mean))}
+        variables["debias"] = self._debias(carry["steps"] + 1)
         return variables | {name: value.clone() for name, value in carry.items()}  # because steps are in place
 
     def place(self, variables: Variables, noise: Tensor) -> Tensor:
-        """θ = m + σε, σ = 1/√(λ (h + δ))."""
-        return torch.addcmul(variables["mean"], noise, (variables["ess"] * variables["curvature"]).rsqrt())
+        """θ = m + σε."""
+        return torch.addcmul(variables["mean"], noise, variables["sigma"])
 
     def update(self, variables: Variables, gradient: Tensor, correlation: Tensor | None) -> Variables:
         assert correlation is not None
-        mean, curvature, slope = variables["mean"], variables["curvature"], variables["slope"]
-        x = correlation * (variables["ess"] * curvature).sqrt()  # ĝ (θ − m)/σ²
-        x = (1 - self.beta2) * ((x + slope) / curvature - 1)
-        curvature = curvature * (1 + x + x * x / 2)
+        sigma, steps = variables["sigma"], variables["steps"] + 1
+        x = variables["ess"] * sigma * (correlation + variables["slope"] * sigma) - 1
+        x = (1 - self.beta2) * x
+        sigma = sigma * (1 + x + x * x / 2).rsqrt()
         momentum = torch.lerp(gradient, variables["momentum"], self.beta1)
-        steps = variables["steps"] + 1
-        moved = {**variables, "curvature": curvature, "momentum": momentum, "steps": steps}
-        direction = self._direction(moved).clamp(-variables["limit"], variables["limit"])
-        return {**moved, "mean": mean - variables["lr"] * direction}
+        moved = {**variables, "sigma": sigma, "momentum": momentum, "steps": steps}
+        direction = self._direction(moved, variables["debias"]).clamp(-variables["limit"], variables["limit"])
+        moved["debias"] = self._debias(steps + 1)
+        return {**moved, "mean": variables["mean"] - variables["lr"] * direction}
 
-    def _direction(self, variables: Variables) -> Tensor:
+    def _debias(self, steps: Tensor) -> Tensor:
+        """1/(1 − β₁ᵗ), `(n, 1)`: a variable, because compiled code would take the power anew for each parameter."""
+        return (1 / (1 - self.beta1**steps) if self.debias else torch.ones_like(steps))[:, None]
+
+    def _direction(self, variables: Variables, debias: Tensor) -> Tensor:
         """(g + v − u m_p + B (m − m_p))/(h + δ), B = δ − u or the pull of `hold`."""
-        first = variables["momentum"]
-        if self.debias:
-            first = first / (1 - self.beta1 ** variables["steps"])[:, None]
         pull = variables.get("pull", variables["slope"])
-        return (first + variables["offset"] + pull * variables["mean"]) / variables["curvature"]
+        force = debias * variables["momentum"] + variables["offset"] + pull * variables["mean"]
+        return force * (variables["ess"] * variables["sigma"] ** 2)
 
     def end(self, problem: Subproblem, variables: Variables) -> Solution:
-        """(m, s) with s = λ (h + δ)."""
-        lam = Diagonal().natural(variables["mean"], variables["ess"] * variables["curvature"])
+        """(m, s) with s = λ (h + δ) = 1/σ²."""
+        lam = Diagonal().natural(variables["mean"], variables["sigma"] ** -2)
         fraction = lambda where: where.to(lam.dtype).mean(1)
-        limited = fraction(self._direction(variables).abs() > variables["limit"])
+        direction = self._direction(variables, self._debias(variables["steps"]))
+        limited = fraction(direction.abs() > variables["limit"])
         held = fraction(variables["pull"] > variables["slope"]) if self.hold else 0.0
         carry = {name: variables[name] for name in problem.carry}
         return Solution(lam, carry, guards=Guards(limited, held))

@@ -84,7 +84,8 @@ class SGD(Stepper):
             offset, centre = scale(problem) * problem.eta[:, 0], cast(Gaussian, problem.family).mean(problem.lam_g)
             variables |= {"offset": offset, "slope": slope / 2, "centre": centre.expand_as(mean).clone()}
         if self.optimiser == "adam":
-            variables |= {"second": torch.zeros_like(mean), "steps": mean.new_zeros(len(mean), 1)}
+            steps = mean.new_zeros(len(mean), 1)
+            variables |= {"second": torch.zeros_like(mean), "steps": steps, **self._debias(steps + 1)}
         return variables
 
     def update(self, variables: Variables, gradient: Tensor, correlation: Tensor | None) -> Variables:
@@ -101,10 +102,13 @@ class SGD(Stepper):
         steps = variables["steps"] + 1
         first = torch.lerp(gradient, variables["first"], self.beta1)
         second = self.beta2 * variables["second"] + (1 - self.beta2) * gradient**2
-        spread = (second / (1 - self.beta2**steps)).sqrt() + self.eps
-        direction = first / (1 - self.beta1**steps) / spread
-        mean = mean - variables["lr"] * direction
-        return {**variables, "mean": mean, "first": first, "second": second, "steps": steps}
+        spread = second.sqrt() * variables["debias2"] + self.eps
+        mean = mean - variables["lr"] * variables["debias1"] * (first / spread)
+        return {**variables, "mean": mean, "first": first, "second": second, "steps": steps, **self._debias(steps + 1)}
+
+    def _debias(self, steps: Tensor) -> Variables:
+        """1/(1 − β₁ᵗ) and 1/√(1 − β₂ᵗ): variables, because compiled code would take powers anew for each parameter."""
+        return {"debias1": 1 / (1 - self.beta1**steps), "debias2": (1 - self.beta2**steps).rsqrt()}
 
     def end(self, problem: Subproblem, variables: Variables) -> Solution:
         mean, gradient = variables["mean"], None
