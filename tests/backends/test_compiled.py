@@ -263,10 +263,12 @@ def test_layers_of_the_users_own_in_compiled_runs(eager):
 
 class TestPrecision:
     def test_unknown_precision_is_refused_with_the_choices(self):
-        with pytest.raises(InputError, match=r"precision = 'bf16': choose auto, float32, tf32\."):
+        with pytest.raises(InputError, match=r"precision = 'bf16': choose auto, float32, tf32, bfloat16\."):
             fit(mlp(), clients(), "fedavg", 1, precision="bf16")  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize(("precision", "tf32"), [("auto", True), ("tf32", True), ("float32", False)])
+    @pytest.mark.parametrize(
+        ("precision", "tf32"), [("auto", True), ("bfloat16", True), ("tf32", True), ("float32", False)]
+    )
     def test_the_switches_are_those_of_the_precision_and_come_back(self, precision, tf32):
         """Only the switches, which need no GPU, whatever was set and even where the work fails."""
         read = lambda: (

@@ -37,7 +37,8 @@ def _same(node: Node, source: Any) -> bool:
 def fast() -> bool:
     """True on a CPU of AMD with AVX-512."""
     cpu = Path("/proc/cpuinfo")
-    return torch.backends.cpu.get_cpu_capability() == "AVX512" and cpu.exists() and "AuthenticAMD" in cpu.read_text()
+    wide = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return wide and cpu.exists() and "AuthenticAMD" in cpu.read_text()
 
 
 def _plain(node: Node) -> bool:
