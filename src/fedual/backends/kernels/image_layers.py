@@ -195,16 +195,20 @@ def _raised(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
 
 
-class _Stacked(Function):
-    """A layer of one client that exists under `vmap` only, as the layer of all clients."""
+class _UnderVmap(Function):
+    """A layer of one client, which exists under `vmap` only."""
 
     @staticmethod
-    def forward(layer: Any, settings: Any, given: Any, x: Tensor, weight: Tensor, bias: Any, *slots: Slot) -> Tensor:
+    def forward(*args: Any) -> Tensor:
         raise NotImplementedError
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         raise NotImplementedError
+
+
+class _Stacked(_UnderVmap):
+    """A layer with parameters as the layer of all clients."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -267,16 +271,8 @@ class _GroupNorm(Function):
         return None, drest, _channels_first(dx), None, None, *(None for _ in slots)
 
 
-class _MaxPool(Function):
-    """The layer of one client under `vmap`, x `(B, C, H, W)`, or of all, `(n, B, C, H, W)`."""
-
-    @staticmethod
-    def forward(geometry: Any, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        raise NotImplementedError
+class _MaxPool(_UnderVmap):
+    """The pool of x `(B, C, H, W)` as that of all clients, `(n, B, C, H, W)`."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
