@@ -21,10 +21,11 @@ from fedual.networks import Clients, Minibatches, Network
 from fedual.rundir.provenance import environment
 from fedual.scenarios import load
 from fedual.scenarios.federation import materialise
+from fedual.settings import Precision
 
 BATCH, WIDTHS = 64, (10, 8, 6, 4, 2, 1)
 STEPS = 20  # replays that are timed at a time
-PATHS = {"vmap, TF32": None, "kernels, TF32": "tf32", "kernels, bfloat16": "bfloat16"}
+PATHS: dict[str, Precision | None] = {"vmap, TF32": None, "kernels, TF32": "tf32", "kernels, bfloat16": "bfloat16"}
 
 
 def microseconds(losses: Minibatches, n: int) -> float:
@@ -63,7 +64,7 @@ def main() -> None:
         network = Network(models.build(name, outputs=10)).to("cuda")
         losses = Minibatches(network, data, batch_size=BATCH, local_epochs=1)
         for path, precision in PATHS.items():
-            network.images = None if precision is None else image_layers(network, precision)  # type: ignore[arg-type]
+            network.images = None if precision is None else image_layers(network, precision)
             with arithmetic(network.device, "tf32"):
                 times = {n: microseconds(losses, n) for n in WIDTHS}
             found[f"{name}, {path}"] = {"us": times, "seconds an epoch": epoch(times, steps)}

@@ -5,6 +5,7 @@ Without a GPU the layers run with plain functions in place of the kernels, which
 
 import importlib
 import sys
+from collections import Counter
 
 import plain_kernels
 import pytest
@@ -101,6 +102,7 @@ NETWORKS = {
     "dropout": lambda: [nn.Conv2d(3, 4, 3), nn.Dropout2d(0.4), nn.Dropout(0.2)],
     "pools": lambda: [nn.Conv2d(3, 4, 3, 1, 1), nn.MaxPool2d(3, 2, 1), nn.Conv2d(4, 4, 1), nn.MaxPool2d(2, 1, 0, 2)],
     "other pools": lambda: [nn.Conv2d(3, 4, 3), nn.MaxPool2d(2, ceil_mode=True), nn.AvgPool2d(2)],
+    "average": lambda: [nn.Conv2d(3, 16, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Unflatten(1, (4, 2, 2))],
     "norms": lambda: [nn.Conv2d(3, 6, 3), nn.GroupNorm(3, 6), nn.ELU(), nn.Conv2d(6, 4, 1), nn.GroupNorm(1, 4)],
     "norm without weights": lambda: [nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4, affine=False)],
     "blocks": lambda: [nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), Block(4), Block(4, swapped=True)],
@@ -110,8 +112,15 @@ NETWORKS = {
     "own code": lambda: [Fickle()],
     "branches": lambda: [Branching()],
 }
-COUNTS = {"padding by name": 1, "grouped": 1, "frozen": 1, "inner vmap": 0}
-"""Convolutions by kernels, if not all."""
+LEFT = {
+    "padding by name": Counter(correlate=1),
+    "grouped": Counter(correlate=1),
+    "frozen": Counter(correlate=1, normalise=1),
+    "inner vmap": Counter(correlate=1),
+    "other pools": Counter(pool=1),
+    "norm without weights": Counter(normalise=1),
+}
+"""Layers that are left to torch."""
 
 
 def network(name: str, dtype: torch.dtype = torch.float64) -> Network:
@@ -143,15 +152,15 @@ def gradients(net: Network, images, clients: int = 3) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def layers(monkeypatch):
-    """`ImageLayers` with plain functions in place of the kernels, and the convolutions that they computed."""
-    calls = []
-    correlate = plain_kernels.correlate
+    """`ImageLayers` with plain functions in place of the kernels, and how often they were called."""
+    calls = Counter()
 
-    def counted(*args):
-        calls.append(args)
-        return correlate(*args)
+    def counted(name):
+        kernel = getattr(plain_kernels, name)
+        return lambda *args: calls.update([name]) or kernel(*args)
 
-    monkeypatch.setattr(plain_kernels, "correlate", counted)
+    for name in ("correlate", "normalise", "pool"):
+        monkeypatch.setattr(plain_kernels, name, counted(name))
     for name in ("convolutions", "group_norms", "pools"):
         monkeypatch.setitem(sys.modules, f"{kernels.__name__}.{name}", plain_kernels)
         monkeypatch.setattr(kernels, name, plain_kernels, raising=False)
@@ -168,8 +177,10 @@ def test_gradients_are_those_of_vmap(layers, name, clients):
     net = network(name)
     plain, found = gradients(net, make(net, torch.float64), clients)
     torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-12)
-    convolutions = sum(isinstance(layer, nn.Conv2d) for layer in net.model.modules()) + (name == "twice")
-    assert len(calls) == COUNTS.get(name, convolutions)
+    kinds = {"correlate": nn.Conv2d, "normalise": nn.GroupNorm, "pool": nn.MaxPool2d}
+    count = lambda kind: sum(isinstance(layer, kind) for layer in net.model.modules())
+    twice = Counter(correlate=1, normalise=1) if name == "twice" else Counter()
+    assert calls == Counter({key: count(kind) for key, kind in kinds.items()}) + twice - LEFT.get(name, Counter())
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedual.algorithm import ClientState, Info, Method, ServerState, Totals, Upload, client_step, server_step, total
 from fedual.backends.client_store import Store, free_memory
-from fedual.backends.kernels.tapes import improve
+from fedual.backends.kernels.traces import improve
 from fedual.networks import Minibatches, Network
 from fedual.networks.linear_layers import Layers
 from fedual.networks.randomness import counted

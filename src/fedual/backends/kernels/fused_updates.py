@@ -1,7 +1,7 @@
 """A stepper's elementwise work as one pass over memory: compiled by `torch.compile`, or as plain code.
 
 In plain PyTorch, each operation of IVON's update passes over tensors as large as all clients' networks.
-Compiled, it reads ĝ, m, h, g, A and B once, and writes m, h, g and the next θ: ten passes, which memory bounds.
+Compiled, it reads ĝ, m, σ, g, A and B once, and writes m, σ, g and the next θ: ten passes, which memory bounds.
 """
 
 import itertools

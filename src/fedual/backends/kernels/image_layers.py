@@ -174,7 +174,7 @@ class _Images(Stacked):
 
     def _average(self, input: Tensor, output_size: Any) -> Tensor | None:
         """Torch's own gradient differs from run to run."""
-        return input.mean((-2, -1), keepdim=True) if _pair(output_size) == (1, 1) else None
+        return input.mean((-2, -1), keepdim=True) if output_size in (1, (1, 1), [1, 1]) else None
 
     def _slots(self, *parts: Any) -> list[Slot] | None:
         slots = [self.slots.get(id(part)) for part in parts]

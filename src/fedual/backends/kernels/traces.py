@@ -1,7 +1,7 @@
 """Traced gradients on a CPU with fewer calls, and with large products by oneDNN on CPUs of AMD.
 
-Every call of an operation releases the interpreter's lock, which another thread then takes: with two threads, a call
-that computes nothing costs 10 µs. MKL, which PyTorch calls for products, uses half of the width of AMD's vector units.
+Every call of an operation releases the interpreter's lock, which another thread then takes, so that calls that compute
+nothing cost time, too. MKL, which PyTorch calls for products, uses half of the width of AMD's vector units.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ LARGE = 2**22
 """Multiplications in a client's product from which on oneDNN, one client at a time, gains more than its call costs."""
 
 
-def improve(tape: GraphModule) -> None:
+def improve(trace: GraphModule) -> None:
     """Drop what does nothing from a traced gradient; let it compute large products by oneDNN where that is faster."""
-    for node in tape.graph.nodes:
+    for node in trace.graph.nodes:
         if node.target in VIEWS and _same(node, node.args[0]):
             node.replace_all_uses_with(node.args[0])
-            tape.graph.erase_node(node)
+            trace.graph.erase_node(node)
         elif node.target in PRODUCTS and fast() and _plain(node) and _large(node):
             node.target = PRODUCTS[node.target]
-    tape.recompile()
+    trace.recompile()
 
 
 def _same(node: Node, source: Any) -> bool:
