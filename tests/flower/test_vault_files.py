@@ -19,7 +19,7 @@ from vaults import answer, file, number, read, rows
 from fedual.errors import DataError, InputError
 from fedual.flower import vault as module
 from fedual.flower.vault import StateLost, opened
-from fedual.rundir import atomic
+from fedual.rundir import atomic, locking
 
 # Disks and atomic.
 
@@ -268,14 +268,14 @@ def test_an_error_inside_lets_the_next_one_in(tmp_path: Path):
 
 
 def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    real = module.fcntl.flock
+    real = locking.fcntl.flock
 
     def fail(handle: int, operation: int):
-        if operation & module.fcntl.LOCK_EX:
+        if operation & locking.fcntl.LOCK_EX:
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
         real(handle, operation)
 
-    monkeypatch.setattr(module.fcntl, "flock", fail)
+    monkeypatch.setattr(locking.fcntl, "flock", fail)
     with pytest.raises(DataError, match=r"\.lock cannot be written \(No locks available\)"):
         read(tmp_path, None)
 
@@ -283,7 +283,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pyt
 def another_site(folder: Path, pipe: Connection) -> None:
     """What a second process does: it reports every pause while it waits, what it finds, and stays inside."""
     with (
-        patch.object(module.time, "sleep", lambda seconds: pipe.send("waits") or pipe.recv()),
+        patch.object(locking.time, "sleep", lambda seconds: pipe.send("waits") or pipe.recv()),
         opened(folder, "trial", "site-1") as vault,
     ):
         pipe.send(number(vault.settle("b") or {}))

@@ -13,13 +13,10 @@ The file is a sealed safetensors file (`fedual.rundir.checksum`) with the tensor
 and a JSON text in its metadata.
 """
 
-import fcntl
 import hashlib
 import json
-import os
 import re
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,14 +28,12 @@ from torch import Tensor
 from fedual.errors import DataError, FedualError, InputError
 from fedual.rundir.atomic import store, writing
 from fedual.rundir.checksum import parse, seal, verify
+from fedual.rundir.locking import UNCHANGED, locked
 
 Rows = dict[str, Tensor]
 """What a client keeps, by name."""
 FORMAT = "fedual-vault-1"
 REMEDY = "re-admit this client at the server (docs/how-to/deploy.md)"
-UNCHANGED = "nothing was changed"
-PAUSE = 0.05
-"""Seconds between two attempts to take the lock."""
 
 
 class StateLost(FedualError):
@@ -76,7 +71,7 @@ def opened(folder: Path, experiment: str, client: str, wait: float = 60.0) -> It
     with writing(folder, 0, UNCHANGED):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / _file_name(experiment, client)
-    with _locked(path.with_suffix(".lock"), wait):
+    with locked(path.with_suffix(".lock"), wait):
         yield Vault(path, experiment, client)
 
 
@@ -189,32 +184,3 @@ def _file_name(experiment: str, client: str) -> str:
     digest = hashlib.sha256(json.dumps([experiment, client]).encode()).hexdigest()
     readable = re.sub(r"[^A-Za-z0-9]+", "_", f"{experiment}-{client}")
     return f"{readable[:60]}-{digest[:16]}.safetensors"
-
-
-@contextmanager
-def _locked(path: Path, wait: float) -> Iterator[None]:
-    """Hold an exclusive lock on a file. The file stays: if it were removed, two processes could hold two locks."""
-    with writing(path, 0, UNCHANGED):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        deadline = time.monotonic() + wait
-        while not _try_lock(handle, path):
-            if time.monotonic() >= deadline:
-                raise DataError(
-                    f"{path} is held by another process or message, and still was after {wait:g} seconds: let it end, "
-                    f"or stop it where two sites use one client id."
-                )
-            time.sleep(PAUSE)
-        yield
-    finally:
-        fcntl.flock(handle, fcntl.LOCK_UN)  # closing is not enough if a forked child has the handle too
-        os.close(handle)
-
-
-def _try_lock(handle: int, path: Path) -> bool:
-    with writing(path, 0, UNCHANGED):  # some file systems have no locks
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
