@@ -1,0 +1,103 @@
+"""Predictions with intervals for new rows."""
+
+import math
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy import stats
+
+from fedual.errors import InputError, hint
+from fedual.glm.distributions import distribution
+from fedual.glm.figures import Figures
+from fedual.glm.inference import Use, check_level, chosen
+from fedual.glm.schema import Design, design
+
+Kind = Literal["mean", "observation", "link"]
+QUANTILES = "quantiles of the family's distribution at the estimated mean"
+INTERVALS = {
+    "link": "of the linear predictor",
+    "mean": "of the mean, from that of the linear predictor",
+    "observation": QUANTILES,
+}
+"""What an interval is, by kind."""
+NORMAL = "t quantiles, with the variance of the mean and of an observation"
+
+
+def predict(
+    fit: Figures, frame: pd.DataFrame, level: float, kind: str, use: Use | None, intercept: float | None
+) -> pd.DataFrame:
+    """See `Fit.predict`."""
+    if kind not in get_args(Kind):
+        raise InputError(f"kind = {kind!r}: {hint(kind, get_args(Kind))}")
+    check_level(level)
+    fixed = fit.site_effects == "fixed"
+    if fixed and intercept is None:
+        cause = "each site has an intercept of its own, which stays there"
+        raise InputError(f"intercept = None in a fit where {cause}: give intercept=, on the scale of the link.")
+    if intercept is not None and not fixed:
+        raise InputError(f"intercept = {intercept} in a fit that has its own: leave it out.")
+    estimate, of = chosen(fit, use)
+    if not isinstance(frame, pd.DataFrame):
+        raise InputError(f"frame = {type(frame).__name__}: give a pandas data frame with the formula's columns.")
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise InputError(f"The data frame has two columns {twice!r}: rename one.")
+    rows = design(frame, "new rows", fit.schema, response=False)
+    columns = [fit.schema.terms.index(fit.terms[i]) for i in fit.kept]
+    x = rows.x[:, columns].numpy()
+    covariance = estimate.covariance[np.ix_(fit.kept, fit.kept)]
+    link = x @ estimate.coefficients[fit.kept] + rows.offset.numpy() + (intercept or 0.0)
+    se = np.sqrt(np.einsum("ni,ij,nj->n", x, covariance, x))
+    bounds = link - of.width(level) * se, link + of.width(level) * se
+    if kind != "link":
+        link, se, bounds = _means(fit, link, se, bounds)
+    if kind == "observation":
+        link, se, bounds = _observations(fit, rows, link, se, level)
+    found = pd.DataFrame(math.nan, frame.index, ["fit", "se", "lower", "upper"])
+    found.iloc[rows.kept] = np.column_stack([link, se, *bounds])
+    found.attrs = {"kind": kind, "level": level, "interval": INTERVALS[kind]}
+    if (kind, fit.family) == ("observation", "gaussian"):
+        found.attrs["interval"] = NORMAL
+    return found
+
+
+def _means(
+    fit: Figures, link: np.ndarray, se: np.ndarray, bounds: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """The mean, its standard error to first order, and its bounds: f → μ may fall, as 1/f does."""
+    of = distribution(fit.family, fit.link)
+    f = torch.from_numpy(link).requires_grad_()
+    mean = of.mean(f)
+    (slope,) = torch.autograd.grad(mean.sum(), f)
+    ends = [of.mean(torch.from_numpy(bound)).numpy() for bound in bounds]
+    if fit.link == "inverse":  # beyond a pole the mean is unbounded
+        ends = [np.where(bound > 0, end, np.inf) for bound, end in zip(bounds, ends, strict=True)]
+    if fit.link == "sqrt":
+        ends = [np.where(bound > 0, end, 0.0) for bound, end in zip(bounds, ends, strict=True)]
+    return mean.detach().numpy(), slope.abs().numpy() * se, (np.minimum(*ends), np.maximum(*ends))
+
+
+def _observations(
+    fit: Figures, rows: Design, mean: np.ndarray, se: np.ndarray, level: float
+) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """A new response: its mean, standard deviation and bounds."""
+    weights, trials, share = rows.weights.numpy(), rows.trials.numpy(), (1 - level) / 2
+    if fit.family == "gaussian":
+        sd = np.sqrt(fit.dispersion / weights + se**2)
+        width = stats.t.ppf(1 - share, fit.df_resid) * sd
+        return mean, sd, (mean - width, mean + width)
+    response: Any
+    if fit.family == "binomial":
+        response, scale = stats.binom(trials, mean), trials
+    elif fit.family == "poisson":
+        response, scale = stats.poisson(mean), 1.0
+    elif fit.family == "negative-binomial":
+        assert fit.alpha is not None
+        response, scale = stats.nbinom(1 / fit.alpha, 1 / (1 + fit.alpha * mean)), 1.0
+    else:
+        shape = weights / fit.dispersion
+        response, scale = stats.gamma(shape, scale=mean / shape), 1.0
+    sd = np.sqrt(response.var() + (scale * se) ** 2)
+    return scale * mean, sd, (response.ppf(share), response.ppf(1 - share))
