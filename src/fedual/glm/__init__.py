@@ -1,0 +1,10 @@
+"""Federated regression: the coefficients that `glm()` finds on the pooled table, without pooling it."""
+
+from fedual.glm.anova import anova
+from fedual.glm.fitting import fit
+from fedual.glm.guards import Guards
+from fedual.glm.prior import Prior
+from fedual.glm.result import Fit
+from fedual.glm.settings import Settings
+
+__all__ = ["Fit", "Guards", "Prior", "Settings", "anova", "fit"]

@@ -1,0 +1,260 @@
+"""The federation's side of a regression: handshake, rounds, certificate, and the figures that follow from sums."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedual.errors import DataError, NotConvergedError
+from fedual.families import Full
+from fedual.glm import handshake
+from fedual.glm.certificate import RESIDUAL_EDGES
+from fedual.glm.distributions import distribution
+from fedual.glm.figures import Convergence, Estimate, SiteFigures
+from fedual.glm.handshake import LEAST
+from fedual.glm.messages import Ask, Message, unpacked
+from fedual.glm.prior import FLAT, INTERCEPT, Prior
+from fedual.glm.result import Fit
+from fedual.glm.rounds import AliasedError, Rounds, SeparatedError
+from fedual.glm.settings import Settings
+
+FAMILY = Full()
+MOST_VARIATIONAL, VARIATIONAL_TOL = 20, 1e-3
+"""Rounds of a variational posterior, and the change of its mean, in sds, that ends them."""
+POISSON = 0.05
+"""Where α ȳ, the part of the variance beyond a Poisson's, is smaller and still falls, there is no α to find."""
+NOT_CONVERGED = "The rounds ended before the estimate rested: raise max_rounds."
+PLAN = 3
+"""Cavity rounds before the certificate."""
+WEAK_SD, WEAK_INTERCEPT_SD, WEAK_EXTRA_SD = 2.5, 10.0, 1.5
+"""Of the first λ_g: the sds of standardised slopes, of the intercept, and of the distribution's extra parameters."""
+
+
+def estimate(ask: Ask, settings: Settings, least: int = LEAST) -> Fit:
+    """Fit a regression to the sites behind `ask`.
+
+    Args:
+        ask: Sends a message to all sites.
+        settings: What is fitted.
+        least: Levels with fewer rows at a site are not told.
+    """
+    return Estimation(ask, settings, least).fit()
+
+
+class Estimation:
+    """One fit: what its steps share."""
+
+    def __init__(self, ask: Ask, settings: Settings, least: int):
+        self.ask, self.settings = ask, settings
+        self.schema = handshake.agree(ask, settings, least)
+        self.distribution = distribution(settings.family, settings.link)
+        self.model = {
+            "schema": self.schema.to_dict(),
+            "family": settings.family,
+            "link": settings.link,
+            "site": settings.site,
+        }
+        self.own_intercepts = settings.site == "fixed"
+        if self.own_intercepts and INTERCEPT not in self.schema.terms:
+            raise DataError(f"{settings.formula!r} has no intercept that could differ by site: use site='pooled'.")
+        self.moments = handshake.moments(ask, self.schema, {"model": self.model})
+        self.terms = tuple(t for t in self.schema.terms if not (self.own_intercepts and t == INTERCEPT))
+        self.kept = torch.tensor([t in self.terms for t in self.schema.terms])
+        self.unit = self.moments.sd if self.distribution.link == "identity" else 1.0
+        self.dim = len(self.terms) + len(self.distribution.extra)
+        assert isinstance(settings.prior, Prior)
+        self.prior = settings.prior
+        self.intercept = self._first_intercept()
+        null = self.intercept if INTERCEPT in self.terms else None
+        unit = {"centre": self.moments.centre, "scale": self.moments.scale}
+        weak = Prior(WEAK_SD, WEAK_INTERCEPT_SD)
+        facts = {
+            "model": self.model,
+            "unit": 1.0 if self.distribution.link != "identity" else self.moments.sd,
+            "least": least,
+        }
+        self.rounds = Rounds(
+            ask, facts, unit, self._natural(FLAT), self._natural(weak, WEAK_EXTRA_SD), settings.max_rounds, settings.tol,
+            null, null_is_final=settings.offset is None,
+        )  # fmt: skip
+
+    def fit(self) -> Fit:
+        """The rounds, and what follows from them."""
+        settings, rounds, known = self.settings, self.rounds, self.distribution.known_dispersion
+        plan = settings.cavity_rounds or (1 if self.distribution == distribution("gaussian") else PLAN)
+        if settings.estimate == "posterior" and known:
+            rounds.restart(self._natural(self.prior))
+            converged = self._run(plan, runaway=False)
+            return Fit(ml=None, posterior=self._laplace(1.0), posterior_kind="laplace", **self._figures(converged))
+        try:
+            converged = self._run(plan, runaway=known)
+        except SeparatedError as error:
+            return self._penalised(error.entries, plan)
+        if self.distribution.extra and not converged and float(rounds.mean[-1].exp()) * self.moments.mean < POISSON:
+            raise NotConvergedError(
+                f"The counts of {settings.formula!r} vary no more than a Poisson's, so that alpha goes to 0: use "
+                "family='poisson'."
+            )
+        figures = self._figures(converged)
+        dispersion = figures["dispersion"]
+        ml = self._ml(dispersion)
+        if self.prior.flat:
+            return Fit(ml=ml, posterior=None, **figures)
+        if settings.estimate == "ml":
+            return Fit(ml=ml, posterior=self._quadratic(dispersion), posterior_kind="quadratic", **figures)
+        posterior, kind = self._second(dispersion)
+        return Fit(ml=ml, posterior=posterior, posterior_kind=kind, **figures)
+
+    def _run(self, plan: int, runaway: bool) -> bool:
+        scaled = self.distribution.name == "binomial"
+        try:
+            return self.rounds.run(plan, self.moments.rows, self.moments.weight, scaled, runaway)
+        except AliasedError as error:
+            names = ", ".join(repr(self._name(j)) for j in error.entries)
+            raise DataError(
+                f"{names} cannot be told apart, because each is a sum of the others: drop one of them, or fit with "
+                "estimate='posterior'."
+            ) from None
+
+    def _penalised(self, entries: list[int], plan: int) -> Fit:
+        """The posterior's mode, where the likelihood has no maximum."""
+        names = ", ".join(repr(self._name(j)) for j in entries) or "the terms together"
+        sentence = f"The responses are separated by {names}, so that the likelihood has no maximum"
+        if self.prior.flat:
+            raise NotConvergedError(f"{sentence}: fit under a prior, for example prior='default'.")
+        self.rounds.restart(self._natural(self.prior))
+        converged = self._run(plan, runaway=False)
+        posterior, kind = self._laplace(1.0), "laplace"
+        figures = self._figures(converged, f"{sentence}. The estimates are those under the prior.")
+        if self.settings.estimate == "variational":
+            posterior, kind = self._variational()
+        return Fit(ml=None, posterior=posterior, posterior_kind=kind, **figures)
+
+    def _second(self, dispersion: float) -> tuple[Estimate, str]:
+        """The posterior from an expansion at its own mode, or as the best Gaussian.
+
+        With a dispersion φ the rounds minimise φ times the negative log posterior, whose prior is φλ_0.
+        """
+        self.rounds.under(self._natural(self.prior) * dispersion)
+        self.rounds.most = len(self.rounds.history) + self.settings.max_rounds
+        self._run(1, runaway=False)
+        return (
+            self._variational() if self.settings.estimate == "variational" else (self._laplace(dispersion), "laplace")
+        )
+
+    def _variational(self) -> tuple[Estimate, str]:
+        for _ in range(MOST_VARIATIONAL):
+            self.rounds.exchange("variational")
+            if self.rounds.history[-1]["step_se"] < VARIATIONAL_TOL:
+                break
+        return self._laplace(1.0), "variational"
+
+    def _natural(self, prior: Prior, extra_sd: float = math.inf) -> Tensor:
+        """A prior's λ_0 in standardised columns."""
+        scale = self.moments.scale[self.kept]
+        lam = prior.natural(self.terms, scale, self.unit, self.intercept, self.dim)
+        for j in range(len(self.terms), self.dim):
+            lam[1 + j, j] = -(extra_sd**-2) / 2
+        return lam
+
+    def _first_intercept(self) -> float:
+        """f(ȳ): the fit with an intercept alone, but for the offset's spread."""
+        mean = self.moments.mean
+        if (self.distribution.positive_mean and not mean > 0) or (self.distribution.name == "binomial" and mean >= 1):
+            raise DataError(f"The response of {self.settings.formula!r} has the same value in all rows of all sites.")
+        return float(self.distribution.predictor(torch.tensor(mean, dtype=torch.float64))) - self.moments.offset
+
+    def _name(self, entry: int) -> str:
+        return self.terms[entry] if entry < len(self.terms) else "alpha"
+
+    def _own_units(self) -> Tensor:
+        """T: coefficients in the terms' own units are T θ of standardised ones, `(p, p)`."""
+        scale, centre = self.moments.scale[self.kept], self.moments.centre[self.kept]
+        matrix = torch.diag(1 / scale)
+        if INTERCEPT in self.terms:
+            matrix[self.terms.index(INTERCEPT)] -= centre / scale
+        return matrix
+
+    def _estimate(self, covariance: Tensor) -> Estimate:
+        """The current mean with a covariance, both in own units."""
+        p, units = len(self.terms), self._own_units()
+        return Estimate((units @ self.rounds.mean[:p]).numpy(), (units @ covariance[:p, :p] @ units.mT).numpy())
+
+    def _information(self) -> Tensor:
+        """The expected information at the last certificate; the observed one where they are the same."""
+        replies = self.rounds.replies.values()
+        if all("expected" in reply.tensors for reply in replies):
+            return torch.stack([unpacked(reply.tensors["expected"]) for reply in replies]).sum(0)
+        return FAMILY.precision(self.rounds.state.eta_sum)
+
+    def _ml(self, dispersion: float) -> Estimate:
+        return self._estimate(dispersion * torch.linalg.inv(self._information()))
+
+    def _laplace(self, dispersion: float) -> Estimate:
+        return self._estimate(dispersion * torch.linalg.inv(self.rounds.precision))
+
+    def _quadratic(self, dispersion: float) -> Estimate:
+        """The posterior from the quadratic of the likelihood at its maximum, and the prior."""
+        lam = self.rounds.state.eta_sum / dispersion + self._natural(self.prior)
+        p, units = len(self.terms), self._own_units()
+        mean, covariance = FAMILY.mean(lam)[:p], FAMILY.covariance(lam)[:p, :p]
+        return Estimate((units @ mean).numpy(), (units @ covariance @ units.mT).numpy())
+
+    def _figures(self, converged: bool, separation: str | None = None) -> dict[str, Any]:
+        """The figures of `Fit` at the last certificate."""
+        rounds, moments, replies = self.rounds, self.moments, self.rounds.replies
+        total = lambda name: sum(float(reply.facts[name]) for reply in replies.values())
+        n, parameters = sum(moments.rows.values()), len(self.terms) + self.own_intercepts * len(moments.rows)
+        if n <= parameters and not self.distribution.known_dispersion:
+            raise DataError(
+                f"{n} rows for {parameters} coefficients leave nothing for the dispersion: use fewer terms."
+            )
+        known, deviance = self.distribution.known_dispersion, total("deviance")
+        facts = {"model": self.model, "null": rounds.null, "dispersion": 1.0 if known else deviance / n}
+        logs = self.ask(Message("likelihood", facts, {**rounds.units, "theta": rounds.mean}))
+        log_sum = lambda name: sum(float(reply.facts[name]) for reply in logs.values())
+        information = torch.linalg.inv(FAMILY.precision(rounds.state.eta_sum))
+        meat = torch.stack([unpacked(reply.tensors["meat"]) for reply in replies.values()]).sum(0)
+        p, units = len(self.terms), self._own_units()
+        hc0 = units @ (information @ meat @ information)[:p, :p] @ units.mT
+        alpha = float(rounds.mean[-1].exp()) if self.distribution.extra else None
+        counts = np.sum([reply.facts["residuals"] for reply in replies.values()], 0)
+        return {
+            "schema": self.schema, "family": self.settings.family, "link": self.settings.link, "n": n,
+            "sites": self._sites(), "site_effects": self.settings.site, "parameters": parameters, "prior": self.prior,
+            "dispersion": 1.0 if known else total("pearson") / (n - parameters),
+            "loglik": log_sum("loglik"), "null_loglik": log_sum("null_loglik"), "deviance": deviance,
+            "null_deviance": log_sum("null_deviance"), "pearson": total("pearson"),
+            "df_model": parameters - (self.own_intercepts or INTERCEPT in self.terms), "df_resid": n - parameters,
+            "hc0": None if separation else hc0.numpy(), "alpha": alpha,
+            "alpha_se": None if alpha is None else alpha * float(information[-1, -1].sqrt()),
+            "convergence": Convergence(
+                converged, len(rounds.history), rounds.history[-1]["step_se"], rounds.tol, tuple(rounds.history)
+            ),
+            "separation": separation,
+            "residuals": {"edges": RESIDUAL_EDGES, "counts": counts.tolist()},
+            "calibration": self._calibration(),
+            "warnings": () if converged else (NOT_CONVERGED,),
+        }  # fmt: skip
+
+    def _sites(self) -> tuple[SiteFigures, ...]:
+        """Each site's rows, and its gradient and Hessian at the estimate, from its expansion at the certificate."""
+        p, inverse = len(self.terms), torch.linalg.inv(self._own_units())
+        found = []
+        for site, eta in self.rounds.etas.items():
+            hessian = FAMILY.precision(eta)
+            gradient = (hessian @ self.rounds.mean - eta[0])[:p]
+            found.append(SiteFigures(
+                site, self.moments.rows[site], self.moments.missing[site], self.moments.means[site],
+                (inverse.mT @ gradient).numpy(), (inverse.mT @ hessian[:p, :p] @ inverse).numpy(),
+            ))  # fmt: skip
+        return tuple(found)
+
+    def _calibration(self) -> list[dict[str, float]] | None:
+        bins = [reply.facts["calibration"] for reply in self.rounds.replies.values() if "calibration" in reply.facts]
+        if not bins:
+            return None
+        sums = np.sum(bins, 0)
+        return [{"predicted": m / w, "observed": y / w, "n": int(n)} for n, w, m, y in sums.tolist() if n]

@@ -1,0 +1,87 @@
+"""`fedual.glm.fit`: the pooled regression without pooling the data, its sites simulated on this machine."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from fedual.glm import estimation
+from fedual.glm.guards import Guard, Guards
+from fedual.glm.messages import Ask, Message
+from fedual.glm.prior import Prior
+from fedual.glm.result import Fit
+from fedual.glm.settings import Settings
+from fedual.glm.site import Site
+from fedual.glm.tables import Source, sources
+
+KEPT = 2**28
+"""Bytes of all sites' designs together up to which they are kept in memory between rounds."""
+
+
+def fit(
+    formula: str,
+    sites: Mapping[str, Source] | Sequence[Source],
+    family: str = "gaussian",
+    *,
+    link: str | None = None,
+    weights: str | None = None,
+    offset: str | None = None,
+    trials: str | None = None,
+    event: str | None = None,
+    site: Literal["pooled", "fixed"] = "pooled",
+    prior: Prior | str | float | Mapping[str, tuple[float, float]] = "default",
+    estimate: Literal["ml", "posterior", "both", "variational"] = "ml",
+    levels: Mapping[str, Sequence[str]] | None = None,
+    max_rounds: int = 8,
+    guards: Guards | None = None,
+) -> Fit:
+    """Fit a generalised linear model to the tables of several sites, as if they were one table.
+
+    Every site answers as it would on a machine of its own; what its guards would refuse there is among the warnings.
+
+        fit = fedual.glm.fit("sick ~ age + C(sex)", {"north": "north.csv", "south": "south.csv"}, family="binomial")
+        print(fit.summary())
+
+    Args:
+        formula: As in R, for example "y ~ age + C(sex) + bs(bmi, df=4)".
+        sites: Data frames, arrays `(X, y)`, CSV or Parquet files, or functions that return a data frame; with names, or
+            named after their files.
+        family: "gaussian", "binomial", "poisson", "negative-binomial" or "gamma".
+        link: See `fedual.glm.Settings`, also for all arguments that follow.
+        weights: A column.
+        offset: A column.
+        trials: A column.
+        event: A class of the response.
+        site: "pooled", or "fixed" intercepts.
+        prior: The prior of the coefficients.
+        estimate: What the rounds find.
+        levels: Levels of categorical variables.
+        max_rounds: Rounds at most.
+        guards: The rules that warnings are about; the defaults if None.
+    """
+    settings = Settings(
+        formula, family, link, weights, offset, trials, event, site, prior, estimate, levels or {}, max_rounds
+    )  # fmt: skip
+    return simulate(settings, sites, guards)
+
+
+def simulate(settings: Settings, sites: Mapping[str, Source] | Sequence[Source], guards: Guards | None = None) -> Fit:
+    """`fit` with its settings as one object."""
+    rules = Guards() if guards is None else guards
+    members = [Site(name, source, Guard(rules, None, False, name)) for name, source in sources(sites).items()]
+    found = estimation.estimate(asking(members), settings)
+    told = tuple(warning for member in members if member.guard is not None for warning in member.guard.warnings)
+    return replace(found, warnings=found.warnings + told)
+
+
+def asking(sites: Sequence[Site]) -> Ask:
+    """Ask sites of this process in turn; designs are kept between rounds where all of them are small enough."""
+
+    def ask(message: Message) -> dict[str, Message]:
+        replies = {site.name: site.answer(message) for site in sites}
+        if message.kind == "moments":
+            size = sum(int(reply.facts["rows"]) * len(reply.tensors["centre"]) * 8 for reply in replies.values())
+            for site in sites:
+                site.keep = size <= KEPT
+        return replies
+
+    return ask

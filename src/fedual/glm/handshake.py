@@ -1,0 +1,101 @@
+"""The handshake: sites agree on the design's columns, and on the unit of each, before the first round."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedual.errors import DataError
+from fedual.glm import schema as schemas
+from fedual.glm.formula import parse
+from fedual.glm.messages import Ask, Message
+from fedual.glm.prior import INTERCEPT
+from fedual.glm.schema import Columns, Schema
+from fedual.glm.settings import Settings
+
+LEAST = 5
+"""Levels and cells with fewer rows are not told to the federation."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over the sites: rows, the response, and every column of the design."""
+
+    rows: Mapping[str, int]
+    missing: Mapping[str, Mapping[str, int]]  # site → column → rows dropped
+    means: Mapping[str, float]  # site → weighted mean of the response
+    weight: float  # Σ w
+    mean: float  # of the response, weighted
+    sd: float  # of the response
+    offset: float  # mean, weighted
+    centre: Tensor  # (p,), 0 for the intercept
+    scale: Tensor  # (p,), 1 for the intercept
+
+
+def agree(ask: Ask, settings: Settings, least: int) -> Schema:
+    """The schema of all sites: variables and their levels, and what transformations measured."""
+    formula = parse(settings.formula, settings.levels)
+    columns = Columns(weights=settings.weights, offset=settings.offset, trials=settings.trials)
+    facts = {
+        "formula": settings.formula,
+        "categorical": sorted(settings.levels),
+        "columns": {"weights": settings.weights, "offset": settings.offset, "trials": settings.trials},
+        "least": least,
+        "levels": {name: list(levels) for name, levels in settings.levels.items()},
+    }
+    replies = ask(Message("describe", facts))
+    binary = settings.family == "binomial"
+    descriptions = {site: reply.facts for site, reply in replies.items()}
+    schema = schemas.agree(formula, columns, descriptions, settings.levels, binary=binary, event=settings.event)
+    while (request := schemas.unmeasured(schema)) is not None:
+        replies = ask(Message("measure", {"schema": schema.to_dict(), "request": request, "least": least}))
+        schema = schemas.measured(schema, {site: reply.facts for site, reply in replies.items()})
+    return schema
+
+
+def moments(ask: Ask, schema: Schema, facts: Mapping[str, Any]) -> Moments:
+    """Means and standard deviations over all sites; refuse a constant column."""
+    replies = ask(Message("moments", facts))
+    rows = {site: int(reply.facts["rows"]) for site, reply in replies.items()}
+    parts = [(rows[site], reply.tensors["centre"], reply.tensors["spread"]) for site, reply in replies.items()]
+    number, centre, spread = combined(parts)
+    scale = (spread / max(1, number - 1)).sqrt()
+    centred = INTERCEPT in schema.terms
+    for j, term in enumerate(schema.terms):
+        if term == INTERCEPT:
+            centre[j], scale[j] = 0.0, 1.0
+        elif not scale[j] > 1e-12 * abs(centre[j]):
+            raise DataError(f"The column {term!r} is constant at all sites: leave it out of the formula.")
+    weights = {site: float(reply.facts["weight"]) for site, reply in replies.items()}
+    total = sum(weights.values())
+    each = [
+        (weights[site], *torch.tensor([reply.facts["mean"], reply.facts["spread"]], dtype=torch.float64))
+        for site, reply in replies.items()
+    ]
+    _, mean, response = combined(each)
+    offset = sum(weights[site] * float(reply.facts["offset"]) for site, reply in replies.items()) / total
+    return Moments(
+        rows=rows,
+        missing={site: dict(reply.facts["missing"]) for site, reply in replies.items()},
+        means={site: float(reply.facts["mean"]) for site, reply in replies.items()},
+        weight=total,
+        mean=float(mean),
+        sd=math.sqrt(float(response) / total * number / max(1, number - 1)),
+        offset=offset,
+        centre=centre if centred else torch.zeros_like(centre),
+        scale=scale,
+    )
+
+
+def combined(parts: list[tuple[float, Tensor, Tensor]]) -> tuple[float, Tensor, Tensor]:
+    """The weight, mean and squared deviation of all parts together (Chan, Golub and LeVeque 1979)."""
+    number, mean, spread = 0.0, torch.zeros_like(parts[0][1]), torch.zeros_like(parts[0][1])
+    for n, m, s in parts:
+        gap, total = m - mean, number + n
+        mean = mean + gap * (n / total)
+        spread = spread + s + gap**2 * (number * n / total)
+        number = total
+    return number, mean, spread

@@ -1,0 +1,19 @@
+"""The methods of `fedual.methods` that a federated regression runs, and what its server needs to run them.
+
+| name          | method                                             | what sites do in the round                    |
+|---------------|----------------------------------------------------|-----------------------------------------------|
+| "cavity"      | `pvi(Full(), Newton())`: ρ = 1, α = 1, delta limit | expand their loss at a mode of their own      |
+| "newton"      | `blr(Full(), rule=Delta())`                        | expand their loss at m_g: pooled Newton       |
+| "variational" | `pvi(Full(), VON(GaussHermite(20)))`               | fit a Gaussian: the variational posterior     |
+"""
+
+from fedual.algorithm import Method
+from fedual.families import Delta, Full, GaussHermite
+from fedual.methods import blr, pvi
+from fedual.solvers import VON, Newton
+
+METHODS: dict[str, Method] = {
+    "cavity": pvi(Full(), Newton()),
+    "newton": blr(Full(), rule=Delta()),
+    "variational": pvi(Full(), VON(GaussHermite(20))),
+}

@@ -1,0 +1,262 @@
+"""The server of a federated regression: cavity rounds in the delta limit, and a Newton step as the certificate.
+
+    start      λ_g = N(b₀, P_w⁻¹) around the fit with an intercept alone, no duals
+    round r    sites: lines 1 and 2 of Bayesian-ADMM with ρ = 1 (`plan.METHODS["cavity"]`); server: λ_g ← λ_0 + Σ_k η_k
+    last       sites: expansion at m_g ("newton"); λ_g ← λ_0 + Σ_k η_k is then a pooled Newton step, whose length in
+               standard errors certifies the result
+
+P_w is weak and no part of the result. Where a site has few rows, round 1 is poor: round 2 then also looks at a linear
+discriminant's solution, and the better of the two points is the next anchor. A point whose objective is worse than the
+best so far is left for Newton steps with a line search from the best.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedual.algorithm import ServerState, Totals, server_step
+from fedual.errors import DomainError
+from fedual.families import Full
+from fedual.glm.messages import Ask, Message, packed_lam, unpacked_lam
+from fedual.glm.plan import METHODS
+from fedual.solvers.newton import solve
+
+FAMILY = Full()
+ROUNDING = 1e-11
+"""Relative rise of the objective that counts as rounding."""
+STEPS = (0.5, 0.25, 0.1, 0.03)
+"""Shorter steps of the line search, beside the full one."""
+NEAR = 1e-2
+"""A change of m_g, in standard errors, after which the certificate comes next: the error left is about its square."""
+WIDE, GROWING = 2.5, 1.5
+"""Without a prior: a standardised coefficient runs away if its standard error is so wide, and grew so much twice."""
+ALIASED = 1e-10
+"""Smallest eigenvalue of the information, scaled to a unit diagonal, of terms that others do not determine."""
+
+
+@dataclass
+class Rounds:
+    """The rounds of one fit.
+
+    Args:
+        ask: Sends a message to all sites.
+        facts: What every message of the fit says.
+        units: The centre and scale of every column.
+        prior: λ_0, `(P + 1, P)`; zeros are flat.
+        start: The first λ_g.
+        most: Rounds at most.
+        tol: The largest next step, in standard errors, of a result that counts as converged.
+        null: The intercept of the model without covariates, improved in every round; None if it has none.
+        history: A record for each round.
+    """
+
+    ask: Ask
+    facts: Mapping[str, Any]
+    units: Mapping[str, Tensor]
+    prior: Tensor
+    start: Tensor
+    most: int
+    tol: float
+    null: float | None = None
+    null_is_final: bool = True
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.state = ServerState(self.prior, self.start, torch.zeros_like(self.start))
+        self.best: tuple[float, Tensor] | None = None  # the lowest objective that was seen, and where
+        self.previous, self.anchor = "", "eta"
+        self.replies: Mapping[str, Message] = {}
+        self.etas: dict[str, Tensor] = {}
+        self.certified = self.mean
+        self._widths: list[Tensor] = []
+
+    @property
+    def mean(self) -> Tensor:
+        """m_g."""
+        return FAMILY.mean(self.state.lam_g)
+
+    @property
+    def precision(self) -> Tensor:
+        """S_g."""
+        return FAMILY.precision(self.state.lam_g)
+
+    @property
+    def left(self) -> int:
+        """Rounds that may still be asked for."""
+        return self.most - len(self.history)
+
+    def objective(self, loss: float, point: Tensor) -> float:
+        """The summed loss and the prior's part, −⟨λ_0, T(θ)⟩."""
+        return loss - float(self.prior[0] @ point + point @ self.prior[1:] @ point)
+
+    def exchange(self, method: str, kind: str = "round", **tensors: Tensor) -> float:
+        """One round: ask all sites, and take λ_g ← λ_0 + Σ_k η_k; the objective at the m_g that was sent."""
+        sent, before = self.mean, self.state.lam_g
+        facts = dict(
+            self.facts, method=method, previous=self.previous, anchor=self.anchor,
+            null=None if self.null_is_final else self.null,
+        )  # fmt: skip
+        request = Message(kind, facts, {**self.units, "lam": packed_lam(before), **tensors})
+        self.replies = self.ask(request)
+        self.previous, self.anchor = request.digest(), "eta"
+        self._take("eta", method)
+        objective = self.objective(sum(_number(reply.facts["loss"]) for reply in self.replies.values()), sent)
+        if self.best is None or objective < self.best[0]:
+            self.best = objective, sent
+        if not self.null_is_final and self.null is not None:
+            parts = [reply.facts["null"] for reply in self.replies.values()]
+            slope, curve = torch.tensor(parts, dtype=torch.float64).sum(0).tolist()
+            self.null -= slope / curve
+        self.history.append({"kind": method, "loss": objective, "step_se": self._moved(sent)})
+        return objective
+
+    def _take(self, name: str, method: str) -> None:
+        """Line 3, with the sum of the sites' η_k taken anew."""
+        self.etas = {site: unpacked_lam(reply.tensors[name]) for site, reply in self.replies.items()}
+        eta = torch.stack(list(self.etas.values())).sum(0)
+        number, change = len(self.etas), eta - self.state.eta_sum
+        if self.state.round == 0:
+            self._require_information(eta)
+        everybody = torch.ones(number, dtype=torch.bool)
+        totals = Totals(everybody, ~everybody, weight=float(number), lam=number * self.state.lam_g + change, eta=change)
+        self.state, info = server_step(METHODS[method], self.state, totals)
+        if info.shortened < 1:
+            raise DomainError(
+                "The information of all sites together is not positive definite: drop terms that others nearly "
+                "determine, or fit under a prior with estimate='posterior'."
+            )
+
+    def run(self, plan: int, rows: Mapping[str, int], weight: float, scaled: bool, runaway: bool) -> bool:
+        """Cavity rounds, then certificates until the next step is short; True if it is at most `tol`.
+
+        Args:
+            plan: Cavity rounds, fewer if m_g rests before.
+            rows: Of every site.
+            weight: The sum of all weights.
+            scaled: Lengthen a linear discriminant's solution, as suits the binomial family.
+            runaway: Stop with `SeparatedError` when there is no maximum of the likelihood.
+        """
+        first = self.mean
+        small = min(rows.values()) < 3 * len(first) and self.state.round == 0
+        discriminant = None
+        for r in range(plan):
+            look = {"look": first} if small and r == 0 else {}
+            if discriminant is not None and r == 1:
+                look = {"look": discriminant}
+            objective = self.exchange("cavity", **look)
+            if small and r == 0:
+                discriminant = self._discriminant(first, weight, scaled)
+            elif look:
+                assert discriminant is not None
+                at_look = self.objective(
+                    sum(_number(reply.facts["look"]) for reply in self.replies.values()), discriminant
+                )
+                if at_look < objective:
+                    self.best = at_look, discriminant
+                    self.anchor, objective = "look", at_look
+                    self._take("look", "newton")
+            self._require_descent(objective)
+            if runaway:
+                self._require_maximum()
+            if self.history[-1]["step_se"] < NEAR or self.left <= 1:
+                break
+        return self._certify(runaway)
+
+    def _certify(self, runaway: bool) -> bool:
+        while True:
+            self.certified = self.mean
+            objective = self.exchange("newton", kind="certificate")
+            if self.history[-1]["step_se"] <= self.tol and self._is_best(objective):
+                return True
+            if self.left <= 0:
+                return False
+            self._require_descent(objective)
+            if runaway:
+                self._require_maximum()
+
+    def _is_best(self, objective: float) -> bool:
+        assert self.best is not None
+        return objective <= self.best[0] + ROUNDING * (1 + abs(self.best[0]))
+
+    def _require_descent(self, objective: float) -> None:
+        """Where the last point is worse than the best one: Newton steps from there, until a full one is better."""
+        while not self._is_best(objective) and self.left > 2:
+            assert self.best is not None
+            _, point = self.best
+            self.state = self.state._replace(lam_g=FAMILY.natural(point, self.precision))
+            self.exchange("newton")
+            step = self.mean - point
+            points = torch.stack([point + t * step for t in STEPS])
+            objective = self.exchange("newton", points=points)
+            for i, shorter in enumerate(points):
+                loss = sum(_number(reply.facts["losses"][i]) for reply in self.replies.values())
+                if (value := self.objective(loss, shorter)) < self.best[0]:
+                    self.best = value, shorter
+
+    def _require_maximum(self) -> None:
+        """Raise `SeparatedError` where a coefficient runs away, or m_g tells the classes apart without an error."""
+        self._widths.append(torch.linalg.inv(self.precision).diagonal().sqrt())
+        if len(self._widths) > 2:
+            first, second, third = self._widths[-3:]
+            away = (third > WIDE) & (third > GROWING * second) & (second > GROWING * first)
+            if away.any():
+                raise SeparatedError(away.nonzero()[:, 0].tolist())
+        if all(reply.facts["separated"] for reply in self.replies.values()):
+            raise SeparatedError([])
+
+    def _discriminant(self, first: Tensor, weight: float, scaled: bool) -> Tensor:
+        """One Newton step from the first point; for classes lengthened by 1/(1 − R²), as a discriminant analysis is."""
+        total = torch.stack([unpacked_lam(reply.tensors["look"]) for reply in self.replies.values()]).sum(0)
+        hessian = FAMILY.precision(total + self.prior)
+        gradient = hessian @ first - total[0] - self.prior[0]
+        step = -solve(hessian, gradient)
+        share = min(float(-step @ gradient) / weight, 0.95) if scaled else 0.0
+        return first + step / (1 - share)
+
+    def under(self, prior: Tensor) -> None:
+        """Go on from here under another prior."""
+        self.prior, self.best = prior, None
+        self.state = self.state._replace(prior=prior, lam_g=prior + self.state.eta_sum)
+
+    def restart(self, prior: Tensor) -> None:
+        """Begin anew under another prior; rounds that were asked for count on."""
+        self.prior, self.best, self.previous = prior, None, ""
+        self.state = ServerState(prior, self.start, torch.zeros_like(self.start))
+
+    def _require_information(self, eta: Tensor) -> None:
+        """Refuse terms that others determine, which only a prior could tell apart."""
+        information = FAMILY.precision(self.prior + eta)
+        scale = information.diagonal().clamp_min(torch.finfo(eta.dtype).tiny).rsqrt()
+        values, vectors = torch.linalg.eigh(information * scale * scale[:, None])
+        if values[0] < ALIASED:
+            raise AliasedError((vectors[:, 0].abs() > 0.1).nonzero()[:, 0].tolist())
+
+    def _moved(self, sent: Tensor) -> float:
+        """The largest change of m_g in standard errors."""
+        se = torch.linalg.inv(self.precision).diagonal().sqrt()
+        return float(((self.mean - sent) / se).abs().max())
+
+
+class AliasedError(DomainError):
+    """Some terms are combinations of others; `entries` are their positions in θ."""
+
+    def __init__(self, entries: list[int]):
+        super().__init__(f"entries {entries} of θ are not determined")
+        self.entries = entries
+
+
+class SeparatedError(DomainError):
+    """The likelihood has no maximum; `entries` are the positions in θ of coefficients that run away."""
+
+    def __init__(self, entries: list[int]):
+        super().__init__(f"entries {entries} of θ run away")
+        self.entries = entries
+
+
+def _number(loss: float | None) -> float:
+    """A loss as sites tell it: None is infinite."""
+    return math.inf if loss is None else float(loss)

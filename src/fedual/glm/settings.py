@@ -1,0 +1,87 @@
+"""What an analyst asks of a federated regression: one object for the simulator, the command line and Flower."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from fedual.errors import InputError, hint, require_count, require_positive
+from fedual.glm.distributions import distribution
+from fedual.glm.prior import Prior, prior
+
+ESTIMATES = ("ml", "posterior", "both", "variational")
+SITES = ("pooled", "fixed")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A federated regression.
+
+    Args:
+        formula: As in R: "y ~ age + C(sex) + bs(bmi, df=4)".
+        family: "gaussian", "binomial", "poisson", "negative-binomial" or "gamma".
+        link: The family's default if None; see `fedual.glm.distributions`.
+        weights: The column of the weights.
+        offset: The column that is added to the linear predictor.
+        trials: The column with the numbers of trials, where the response counts successes.
+        event: The class of a binomial response that counts as 1; the second in order if None.
+        site: "pooled", or "fixed" for an intercept of each site's own, which stays there.
+        prior: "default" is N(0, 2.5/sd(x)) for slopes; "flat", the slopes' sd, `term → (mean, sd)`, or a `Prior`.
+        estimate: What the rounds find: "ml" the maximum likelihood, from whose quadratic the posterior follows;
+            "posterior" the posterior's mode alone; "both"; "variational" the maximum likelihood, and the best Gaussian.
+        levels: The levels of categorical variables, in order; what the sites have if a variable is not named.
+        max_rounds: Rounds at most, the certificate included, the handshake not; more for a variational posterior.
+        tol: The next step, in standard errors, at which a result counts as converged.
+        cavity_rounds: Rounds before the certificate; 3, fewer where the estimate rests before, unless given.
+    """
+
+    formula: str
+    family: str = "gaussian"
+    link: str | None = None
+    weights: str | None = None
+    offset: str | None = None
+    trials: str | None = None
+    event: str | None = None
+    site: Literal["pooled", "fixed"] = "pooled"
+    prior: Prior | str | float | Mapping[str, tuple[float, float]] = "default"
+    estimate: Literal["ml", "posterior", "both", "variational"] = "ml"
+    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    max_rounds: int = 8
+    tol: float = 1e-4
+    cavity_rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        kind = distribution(self.family, self.link)
+        object.__setattr__(self, "link", kind.link)
+        object.__setattr__(self, "prior", prior(self.prior))
+        levels = {name: tuple(map(str, each)) for name, each in (self.levels or {}).items()}
+        object.__setattr__(self, "levels", levels)
+        for name, known in (("estimate", ESTIMATES), ("site", SITES)):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} = {getattr(self, name)!r}: {hint(getattr(self, name), known)}")
+        require_count("max_rounds", self.max_rounds, least=2)
+        require_positive("tol", self.tol)
+        if self.cavity_rounds is not None:
+            require_count("cavity_rounds", self.cavity_rounds)
+        assert isinstance(self.prior, Prior)
+        if self.prior.flat and self.estimate != "ml":
+            raise InputError(f"estimate = {self.estimate!r} with a flat prior: give a prior, or estimate='ml'.")
+        if self.trials is not None and self.family != "binomial":
+            raise InputError(
+                f"trials = {self.trials!r} with the family {self.family}: only binomial counts have trials."
+            )
+        if self.estimate == "variational" and (kind.extra or not kind.known_dispersion or self.site == "fixed"):
+            raise InputError(
+                f"estimate = 'variational' with the family {self.family} and site = {self.site!r}: it is there for "
+                "binomial and poisson models with pooled sites; use estimate='both'."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        assert isinstance(self.prior, Prior)
+        levels = {name: list(each) for name, each in self.levels.items()}
+        return {**asdict(self), "prior": self.prior.to_dict(), "levels": levels}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Settings":
+        """The inverse of `to_dict`."""
+        return cls(**{**values, "prior": Prior.from_dict(values["prior"])})

@@ -1,0 +1,246 @@
+"""One site of a federated regression: it holds a table and answers the federation's messages about it.
+
+| message       | what the site answers                                                                           |
+|---------------|-------------------------------------------------------------------------------------------------|
+| "describe"    | rows, missing values, kinds and levels of the formula's variables                               |
+| "measure"     | moments and histograms that transformations such as scale(x) and bs(x) need                     |
+| "moments"     | rows, mean and squared deviation of every column of the design, and of the response             |
+| "round"       | η_k after lines 1 and 2 of Bayesian-ADMM at λ_g, the loss at m_g, and what was asked besides     |
+| "certificate" | the same with the expansion at m_g itself, and figures of fit                                   |
+| "likelihood"  | the log-likelihood at m_g for a given dispersion                                                |
+
+The site keeps η_k from round to round. The federation sums the η_k of all sites anew in every round, so that a site
+that lost its own starts from zero again and costs a round some accuracy, but no correctness.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedual.algorithm import Broadcast, ClientState, client_step
+from fedual.errors import DataError, InputError
+from fedual.families import Full
+from fedual.glm import schema as schemas
+from fedual.glm.certificate import figures, log_likelihoods, null_expansion
+from fedual.glm.distributions import Distribution, distribution
+from fedual.glm.formula import parse
+from fedual.glm.guards import Guard
+from fedual.glm.likelihood import CHUNK, Likelihood
+from fedual.glm.messages import Message, packed_lam, unpacked_lam
+from fedual.glm.plan import METHODS
+from fedual.glm.schema import Columns, Design, Schema
+from fedual.glm.tables import Source, read
+from fedual.rundir import atomic, checksum
+
+log = logging.getLogger("fedual.glm")
+
+
+@dataclass(frozen=True)
+class Model:
+    """What all sites fit: the design, the family, and the unit of every column."""
+
+    schema: Schema
+    distribution: Distribution
+    own_intercept: bool
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> "Model":
+        """The model of a message."""
+        kind = distribution(str(facts["family"]), facts["link"])
+        return cls(Schema.from_dict(facts["schema"]), kind, facts["site"] == "fixed")
+
+
+class Site:
+    """One site.
+
+    Args:
+        name: How the federation calls it.
+        source: Its table: a data frame, arrays, a CSV or Parquet file, or a function that returns a data frame.
+        guard: What it refuses to tell; nothing is refused without one.
+        memory: The file in which it keeps η_k, so that a restart loses nothing.
+        keep: Keep the design in memory between messages.
+    """
+
+    def __init__(
+        self, name: str, source: Source, guard: Guard | None = None, memory: Path | None = None, keep: bool = True
+    ):
+        self.name, self.source, self.guard, self.memory, self.keep = name, source, guard, memory, keep
+        self._design: tuple[str, Design] | None = None
+        self._likelihood: tuple[str, Likelihood] | None = None
+        self._eta: dict[str, dict[str, Tensor]] = {}  # the digest of the last message → η_k in its variants
+
+    def answer(self, message: Message) -> Message:
+        """Answer a message, or raise a `FedualError` of one sentence."""
+        handlers = {
+            "describe": self._describe,
+            "measure": self._measure,
+            "moments": self._moments,
+            "round": self._round,
+            "certificate": self._round,
+            "likelihood": self._log_likelihood,
+        }
+        if message.kind not in handlers:
+            raise InputError(f"A site cannot answer {message.kind!r}: run the same version of fedual everywhere.")
+        try:
+            reply = handlers[message.kind](message)
+        except (KeyError, TypeError, IndexError) as error:
+            raise InputError(
+                f"{self.name}: the federation's {message.kind!r} cannot be read ({type(error).__name__}: {error}): "
+                "run the same version of fedual everywhere."
+            ) from None
+        finally:
+            if not self.keep:
+                self._design = self._likelihood = None
+        if self.guard is not None:
+            is_round = message.kind in ("round", "certificate")
+            fit = Message("", {"model": message.facts["model"]}).digest() if is_round else None
+            self.guard.charge(reply.digest(), reply.numbers, fit)
+        log.info("%s: answered %r with %d numbers", self.name, message.kind, reply.numbers)
+        return reply
+
+    def _describe(self, message: Message) -> Message:
+        facts = message.facts
+        formula = parse(facts["formula"], facts.get("categorical", ()))
+        columns = Columns(**facts["columns"])
+        reply, counts = schemas.describe(
+            read(self.source, self.name), self.name, formula, columns, facts["least"], facts["levels"]
+        )
+        if self.guard is not None:
+            self.guard.formulas(formula.text, columns.weights, columns.offset, columns.trials)
+            self.guard.columns([*formula.variables, *columns.names()])
+            self.guard.levels(counts)
+        return Message("describe", reply)
+
+    def _measure(self, message: Message) -> Message:
+        schema = Schema.from_dict(message.facts["schema"])
+        frame = read(self.source, self.name)
+        facts = message.facts
+        return Message("measure", schemas.measure(frame, self.name, schema, facts["request"], facts["least"]))
+
+    def _moments(self, message: Message) -> Message:
+        model = Model.from_facts(message.facts["model"])
+        design = self._read(model.schema)
+        y, weight = _proportions(design, model)
+        centre = design.x.mean(0)
+        spread = sum((chunk - centre).square().sum(0) for chunk in design.x.split(CHUNK))
+        mean = (weight @ y) / weight.sum()
+        facts = {
+            "rows": len(design.x),
+            "missing": dict(design.missing),
+            "weight": float(weight.sum()),
+            "mean": float(mean),
+            "spread": float(weight @ (y - mean) ** 2),
+            "offset": float(weight @ design.offset / weight.sum()),
+        }
+        return Message("moments", facts, {"centre": centre, "spread": spread})
+
+    def _round(self, message: Message) -> Message:
+        facts, likelihood = message.facts, self._standardised(message)
+        lam_g = unpacked_lam(message.tensors["lam"])
+        mean = Full().mean(lam_g)
+        method = METHODS[facts["method"]]
+        dual = self._recalled(facts["previous"], facts["anchor"], lam_g)
+        loss = _told(likelihood.loss(mean))
+        kept, reply = {"eta": dual}, {"loss": loss, "separated": likelihood.separated(mean)}
+        if loss is not None:
+            _, state = client_step(method, Broadcast(lam_g), ClientState(dual[None], None, {}), likelihood)
+            assert state.eta is not None
+            self._check_point(likelihood)
+            kept["eta"] = state.eta[0]
+        if message.kind == "certificate":
+            sums, tensors = figures(likelihood, mean, facts["unit"], facts["least"])
+            reply |= sums
+        else:
+            tensors = {}
+        if "look" in message.tensors:
+            kept["look"], reply["look"] = self._expanded(likelihood, message.tensors["look"], dual)
+        if "points" in message.tensors:
+            reply["losses"] = [_told(likelihood.loss(point)) for point in message.tensors["points"]]
+        if facts["null"] is not None:
+            reply["null"] = null_expansion(likelihood, mean, facts["null"])
+        self._keep(message.digest(), kept)
+        return Message(message.kind, reply, tensors | {name: packed_lam(eta) for name, eta in kept.items()})
+
+    def _log_likelihood(self, message: Message) -> Message:
+        facts, likelihood = message.facts, self._standardised(message)
+        found = log_likelihoods(likelihood, message.tensors["theta"], facts["null"], facts["dispersion"])
+        return Message("likelihood", found)
+
+    def _expanded(self, likelihood: Likelihood, point: Tensor, dual: Tensor) -> tuple[Tensor, float | None]:
+        """What η_k is after a "newton" round at a point, and the loss there; η_k as it is if that is infinite."""
+        found = likelihood.expand(point)
+        if _told(found.loss) is None:
+            return dual, None
+        self._check_point(likelihood)
+        shift = found.hessian @ point - found.gradient
+        return torch.cat([shift[None], -found.hessian / 2]), float(found.loss)
+
+    def _check_point(self, likelihood: Likelihood) -> None:
+        """Let the guard see the rows' weights at the point whose expansion is about to leave."""
+        if self.guard is not None and not likelihood.says_nothing:
+            found = likelihood.last[1]
+            self.guard.point(found.weights, found.scores)
+
+    def _read(self, schema: Schema) -> Design:
+        key = str(schema.to_dict())
+        if self._design is None or self._design[0] != key:
+            design = schemas.design(read(self.source, self.name), self.name, schema)
+            if self.guard is not None:
+                self.guard.table(design, schema.terms, variables(schema))
+            self._design = key, design
+        return self._design[1]
+
+    def _standardised(self, message: Message) -> Likelihood:
+        """The likelihood of columns in the federation's units; it takes the place of the design in memory."""
+        centre, scale = message.tensors["centre"], message.tensors["scale"]
+        key = Message("", {"model": message.facts["model"]}, {"centre": centre, "scale": scale}).digest()
+        if self._likelihood is None or self._likelihood[0] != key:
+            model = Model.from_facts(message.facts["model"])
+            design = self._read(model.schema)
+            self._design = None
+            y, weight = _proportions(design, model)
+            if objection := model.distribution.objection(y):
+                raise DataError(
+                    f"Site {self.name!r}: the response {model.schema.formula.partition('~')[0].strip()!r} {objection}."
+                )
+            x = design.x.sub_(centre).div_(scale)
+            self._likelihood = key, Likelihood(model.distribution, x, y, weight, design.offset, model.own_intercept)
+        return self._likelihood[1]
+
+    def _recalled(self, previous: str, anchor: str, like: Tensor) -> Tensor:
+        """η_k as the federation used it last; zero if this site does not know it."""
+        if previous and previous not in self._eta and self.memory is not None and self.memory.exists():
+            content = self.memory.read_bytes()
+            if checksum.verify(content):
+                metadata, tensors = checksum.parse(content)
+                self._eta = {metadata["digest"]: tensors}
+        return self._eta.get(previous, {}).get(anchor, torch.zeros_like(like))
+
+    def _keep(self, digest: str, kept: dict[str, Tensor]) -> None:
+        self._eta = {digest: kept}
+        if self.memory is not None:
+            self.memory.parent.mkdir(parents=True, exist_ok=True)
+            content = checksum.seal(kept, {"digest": digest})
+            atomic.store(self.memory, content, "the site's last answer was not sent")
+
+
+def variables(schema: Schema) -> dict[str, int]:
+    """The columns of the table that a fit needs, with the numbers that a row has in each."""
+    return {name: max(1, len(schema.levels.get(name, ())) - 1) for name in schema.kinds}
+
+
+def _told(loss: Tensor) -> float | None:
+    """A loss as a JSON value; None if it is infinite."""
+    return float(loss) if loss.isfinite() else None
+
+
+def _proportions(design: Design, model: Model) -> tuple[Tensor, Tensor]:
+    """The response and the weights: successes of several trials are a proportion that counts as often."""
+    if model.distribution.name != "binomial":
+        return design.y, design.weights
+    return design.y / design.trials, design.weights * design.trials
