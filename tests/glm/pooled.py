@@ -105,14 +105,11 @@ def pooled(
 
 
 def log_likelihoods(family: str, oracle: Any, y: np.ndarray, mu: np.ndarray, null: np.ndarray, w: np.ndarray):
-    """As R's `logLik`: the dispersion is the deviance divided by the rows."""
+    """As R's `logLik`: the dispersion is the deviance divided by the rows, for the null model too."""
+    phi = oracle.deviance / len(y)
     if family == "gaussian":
-        deviances = (oracle.deviance, oracle.null_deviance)
-        return [
-            stats.norm.logpdf(y, m, math.sqrt(d / len(y))).sum() for m, d in zip((mu, null), deviances, strict=True)
-        ]
+        return [stats.norm.logpdf(y, m, math.sqrt(phi)).sum() for m in (mu, null)]
     if family == "gamma":
-        phi = oracle.deviance / len(y)
         return [stats.gamma.logpdf(y, 1 / phi, scale=m * phi).sum() for m in (mu, null)]
     return [oracle.llf, oracle.llnull]
 

@@ -67,6 +67,7 @@ def test_site_effects_can_be_tested():
     found = anova(small, large)
     assert found.df == 3
     assert found.added == ["an intercept for each site"]
+    assert "Fit 2               y ~ age, and an intercept for each site" in repr(found)
     assert found.statistic == pytest.approx(2 * (within.loglik - small.loglik))
 
 

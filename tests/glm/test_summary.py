@@ -139,6 +139,7 @@ def test_without_a_maximum_likelihood_it_says_so():
     assert "Coefficients: posterior, 95 % intervals" in text
     assert "There is no maximum: 'age' separates." in text
     assert "there are no p-values" in " ".join(text.split())
+    assert "not tested: there is no maximum-likelihood estimate" in text
     assert "AIC" not in text
     assert "mode and curvature" in text
     assert not re.search(r"\bp\b +posterior", text)
@@ -165,6 +166,13 @@ def test_what_went_wrong_is_among_the_notes():
     assert "NOT converged: next step 0.2 SE after 8 rounds (tolerance 0.0001 SE)" in text
     for words in ("'age' separates nearly.", "determine them): twice.", "Site 3 would refuse."):
         assert f"\n- {words}" in text or words in text.split("Notes\n")[1]
+
+
+def test_many_warnings_are_counted():
+    text = str(replace(made(), warnings=tuple(f"Warning {i}." for i in range(40))).summary())
+    assert "- Warning 11." in text
+    assert "Warning 12." not in text
+    assert "28 more warnings" in text
 
 
 def test_overdispersed_counts_are_noted_unless_errors_are_robust():
@@ -232,5 +240,5 @@ def test_p_values_and_figures():
     ]  # fmt: skip
     assert (layout.p_words(1e-9), layout.p_words(0.5)) == ("p < 0.001", "p = 0.500")
     assert [layout.number(x) for x in (12345.678, 0.12345, 0.00123, 0.0, None, 3e12)] == [
-        "12,345.68", "0.1235", "0.00123", "0.0000", "–", "3e+12",
+        "12,345.68", "0.1235", "0.00123", "0", "–", "3e+12",
     ]  # fmt: skip

@@ -10,6 +10,7 @@ from fedual.glm.figures import Figures
 from fedual.glm.inference import likelihood_test
 from fedual.glm.layout import Block, Facts, Grid, Notes, html, number, p_value, text
 
+OWN = "an intercept for each site"
 SAME = 1e-6  # relative difference of null deviances up to which two fits have the same responses
 
 
@@ -36,7 +37,7 @@ class Anova:
     @property
     def added(self) -> list[str]:
         """The terms that are tested."""
-        own = ["an intercept for each site"] if self.small.site_effects != self.large.site_effects else []
+        own = [OWN] if self.small.site_effects != self.large.site_effects else []
         return own + [term for term in self.large.terms if term not in self.small.terms]
 
     def frame(self) -> pd.DataFrame:
@@ -58,7 +59,10 @@ class Anova:
         ]
         title = f"{'F test' if self.test == 'F' else 'Likelihood-ratio test'} of {', '.join(self.added)}"
         header = ("fit", "resid. df", "log-likelihood", "deviance", "df", self.test, "p")
-        blocks: list[Block] = [Facts([(f"Fit {i + 1}", fit.formula) for i, fit in enumerate(fits)])]
+        own = {"pooled": "", "fixed": f", and {OWN}"}
+        blocks: list[Block] = [
+            Facts([(f"Fit {i + 1}", fit.formula + own[fit.site_effects]) for i, fit in enumerate(fits)])
+        ]
         blocks.append(Grid(title, header, rows))
         if any(fit.covariance_kind != "model" for fit in fits):
             blocks.append(Notes(["The test compares likelihoods: robust standard errors have no part in it."]))
@@ -115,7 +119,7 @@ def _check(small: Figures, large: Figures) -> None:
     fixed = {"fixed": {"Intercept"}, "pooled": set()}
     names = [set(fit.terms) - set(fit.aliased) | fixed[fit.site_effects] for fit in (small, large)]
     kinds = (small.site_effects, large.site_effects)
-    if extra := sorted(names[0] - names[1]) or (["an intercept for each site"] if kinds == ("fixed", "pooled") else []):
+    if extra := sorted(names[0] - names[1]) or ([OWN] if kinds == ("fixed", "pooled") else []):
         raise InputError(f"The fits are not nested: the larger one lacks {', '.join(extra)}; {remedy}.")
     if small.parameters == large.parameters:
         raise InputError(f"The fits have the same {small.parameters} parameters: {remedy}.")

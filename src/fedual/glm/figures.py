@@ -102,7 +102,8 @@ class Figures:
         dispersion: φ, from Pearson's χ²/df; 1 for families that know it.
         loglik: The log-likelihood with all constants, as R's `logLik`: φ of the gaussian and gamma families is the
             deviance divided by the rows. At the posterior's mean where `ml` is None.
-        null_loglik: The same of the null model: an intercept alone, or the sites' own intercepts alone.
+        null_loglik: The same of the null model, an intercept alone or the sites' own intercepts alone, with the φ and α
+            of this one.
         deviance: The residual deviance, without φ.
         null_deviance: That of the null model.
         pearson: Pearson's χ², without φ.

@@ -35,6 +35,7 @@ class Heterogeneity:
         sites: The estimates of the sites that are compared, by name, one Newton step from the pooled fit.
         left_out: Names of the other sites: their Hessian is singular or not known.
         exact: True if one step leads to the site's own fit.
+        reason: Why Q is NaN.
     """
 
     q: float
@@ -44,6 +45,7 @@ class Heterogeneity:
     sites: dict[str, Estimate]
     left_out: tuple[str, ...]
     exact: bool
+    reason: str = ""
 
     @property
     def i2(self) -> float:
@@ -63,7 +65,7 @@ class Heterogeneity:
     def words(self) -> str:
         """Q, df, p and I² in a line."""
         if math.isnan(self.q):
-            return "not tested: fewer than two sites have a Hessian that can be inverted"
+            return f"not tested: {self.reason}"
         return f"score Q = {number(self.q)} on {self.df} df, {p_words(self.p)}, I² = {percent(round(self.i2, 3))}"
 
     def blocks(self) -> list[Block]:
@@ -95,8 +97,13 @@ def heterogeneity(fit: Figures) -> Heterogeneity:
     names = pd.Index([fit.terms[i] for i in kept], name="term")
     exact = (fit.family, fit.link) == ("gaussian", "identity")
     none = pd.DataFrame(math.nan, names, ["q", "df", "p", "i2"])
-    if not sites or fit.ml is None:
-        return Heterogeneity(math.nan, 0, math.nan, none, {}, left_out, exact)
+    if fit.ml is None:
+        return Heterogeneity(
+            math.nan, 0, math.nan, none, {}, left_out, exact, "there is no maximum-likelihood estimate"
+        )
+    reason = "fewer than two sites have a Hessian that can be inverted"
+    if not sites:
+        return Heterogeneity(math.nan, 0, math.nan, none, {}, left_out, exact, reason)
     gradients, hessians = stacked(sites, kept)
     inverses = np.linalg.inv(hessians)
     steps = np.einsum("kij,kj->ki", inverses, gradients)
@@ -104,7 +111,7 @@ def heterogeneity(fit: Figures) -> Heterogeneity:
     estimates = {site.name: estimate for site, estimate in zip(sites, own, strict=True)}
     df = (len(sites) - 1) * len(kept)
     if not df:
-        return Heterogeneity(math.nan, 0, math.nan, none, estimates, left_out, exact)
+        return Heterogeneity(math.nan, 0, math.nan, none, estimates, left_out, exact, reason)
     total = gradients.sum(0)
     about = (gradients * steps).sum() - total @ np.linalg.solve(hessians.sum(0), total)
     q = float(about / fit.dispersion)

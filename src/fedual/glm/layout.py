@@ -19,7 +19,9 @@ def number(value: float | None) -> str:
     if value is None or math.isnan(value):
         return _NONE
     size = abs(value)
-    if size and (size < 0.01 or size >= 1e9):
+    if not size:
+        return "0"
+    if size < 0.01 or size >= 1e9:
         return f"{value:.3g}"
     return f"{value:,.{2 if size >= 1 else 4}f}"
 

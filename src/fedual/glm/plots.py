@@ -1,5 +1,6 @@
 """Plots of a fit with matplotlib: a forest by site, coefficients, calibration and residuals."""
 
+import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +145,7 @@ def _coefficients(fit: Figures, term: str | None, level: float, ax: "Axes") -> N
     ax.set_ylim(len(slopes) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
     ax.set_xlabel(f"{label}, {percent(level)} interval")
-    ax.set_title(_plain(fit.formula), loc="left", fontsize=11, pad=24)
+    ax.set_title(textwrap.fill(_plain(fit.formula), 80), loc="left", fontsize=11, pad=24)
     ax.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2)
     _round_ticks(ax)
 

@@ -12,7 +12,7 @@ from fedual.glm.heterogeneity import Heterogeneity, heterogeneity
 from fedual.glm.inference import Use, chosen, has, interval, likelihood_test, ratio_name, reference, table
 from fedual.glm.layout import Block, Facts, Grid, Notes, html, number, p_value, p_words, percent, ratio, rounded, text
 
-SHOWN = 12  # sites that are listed one by one; the others are counted
+SHOWN = 12  # sites that are listed one by one, and warnings; more are counted
 OVERDISPERSED = 1.5  # Pearson's χ²/df above which counts are said to vary more than their family allows
 FEW = 10  # sites below which errors that are clustered by site are said to be rough
 POSTERIORS = {
@@ -55,7 +55,10 @@ class Summary:
         if (ratios := self._ratios()) is not None:
             blocks.append(ratios)
         blocks += [Facts(_fit_figures(self.fit), "Fit"), *_sites(self.fit)]
-        if found := [*self._notes(compared), *self.fit.warnings]:
+        warnings = self.fit.warnings[:SHOWN]
+        if found := [*self._notes(compared), *warnings]:
+            if more := len(self.fit.warnings) - len(warnings):
+                found.append(f"{more} more warnings are in the fit's `warnings`.")
             blocks.append(Notes(found, "Notes"))
         return blocks
 
@@ -103,7 +106,7 @@ class Summary:
         fit, notes = self.fit, []
         if fit.ml is None:
             reason = fit.separation or "Only the posterior was asked for."
-            notes.append(f"{reason} The fit figures are those at its centre, and there are no p-values.")
+            notes.append(f"{reason} Fit figures are those at the posterior's centre; there are no p-values.")
         elif fit.separation:
             notes.append(fit.separation)
         if fit.aliased:
@@ -151,7 +154,7 @@ def _fit_figures(fit: Figures) -> list[tuple[str, str]]:
     facts = [
         ("Deviance", f"{number(fit.deviance)} on {fit.df_resid:,} df"),
         ("Null deviance", f"{number(fit.null_deviance)} on {null_df:,} df"),
-        ("Log-likelihood", f"{number(fit.loglik)} (null {number(fit.null_loglik)})"),
+        ("Log-likelihood", number(fit.loglik) + f" (null {number(fit.null_loglik)})" * fit.known_dispersion),
     ]
     if fit.ml is not None and fit.has_intercept and fit.df_model:
         name, statistic, p = likelihood_test(fit, fit.null_loglik, fit.null_deviance, fit.df_model)
