@@ -145,7 +145,7 @@ def test_coefficients_covariance_and_sites_are_labelled():
     np.testing.assert_allclose(frame.mean_response, counts[frame.index])
 
 
-@pytest.mark.parametrize("family", ["gaussian", "binomial", "poisson", "gamma"])
+@pytest.mark.parametrize("family", ALL)
 def test_sandwich_covariances_are_those_of_statsmodels(family: str):
     made = pooled(FORMULA, simulated(family, sites=12), family)
     model, groups = made.oracle.model, pd.factorize(made.sites)[0]

@@ -139,7 +139,7 @@ def robust(fit: Figures, kind: str) -> Estimate:
     """The maximum-likelihood estimate with its sandwich covariance.
 
     "hc0" is H⁻¹ (Σ_i g_i g_iᵀ) H⁻¹ over rows. "cluster" is H⁻¹ (Σ_k g_k g_kᵀ) H⁻¹ over sites, times
-    K/(K−1) · (n−1)/(n−p). The dispersion cancels in both.
+    K/(K−1) · (n−1)/(n−p). The dispersion cancels in both; a negative binomial α counts as known in the second.
     """
     if kind not in ("hc0", "cluster"):
         raise InputError(f"robust({kind!r}): {hint(kind, ('hc0', 'cluster'))}")
