@@ -20,7 +20,7 @@ def build() -> typer.Typer:
     """Return the application with all its commands."""
     import typer
 
-    from fedual.cli import catalogue, compare, data, doctor, init, predict, report, run
+    from fedual.cli import catalogue, compare, data, doctor, glm, init, predict, report, run
 
     about = "Federated learning that returns posteriors."
     app = typer.Typer(name="fedual", help=about, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -30,7 +30,7 @@ def build() -> typer.Typer:
         pass
 
     app.callback()(root)
-    models = run.run, compare.compare, predict.predict, report.report
+    models = run.run, compare.compare, predict.predict, report.report, glm.glm
     for command in (*models, catalogue.scenarios, catalogue.methods, init.init, doctor.doctor):  # the order of --help
         app.command()(command)
     app.add_typer(data.app, name="data")

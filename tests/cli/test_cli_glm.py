@@ -1,0 +1,137 @@
+"""`fedual glm`: the table of `fedual.glm.fit`, on the terminal and in files; mistakes are one sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from command import fedual
+
+from fedual import glm
+from fedual.glm import fitting
+from fedual.glm.settings import Settings
+
+FORMULA = "sick ~ age + C(sex)"
+FILES = ["north.csv", "south.csv", "west.csv"]
+COLUMNS = ["estimate", "se", "lower", "upper", "z", "p", "posterior", "posterior_sd"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, random = tmp_path_factory.mktemp("tables"), np.random.default_rng(0)
+    for number, name in enumerate(FILES):
+        rows = 80 + 40 * number
+        age, sex = random.normal(50, 10, rows), random.choice(["female", "male"], rows)
+        sick = random.random(rows) < 1 / (1 + np.exp(2.5 - age / 20 - 0.5 * (sex == "male")))
+        pd.DataFrame({"age": age, "sex": sex, "sick": sick.astype(int)}).to_csv(folder / name, index=False)
+    return folder
+
+
+def last(out: str) -> dict[str, Any]:
+    return json.loads(out.splitlines()[-1])
+
+
+def test_the_table_of_the_function(folder: Path):
+    done = fedual(folder, "glm", FORMULA, *FILES, "--family", "binomial", "--json")
+    assert done.code == 0, done.err
+    fit = glm.fit(FORMULA, [folder / name for name in FILES], family="binomial")
+    assert done.out.startswith(str(fit.summary()))
+    content = last(done.out)
+    rows = pd.DataFrame(content["coefficients"]).set_index("term")
+    np.testing.assert_allclose(rows[COLUMNS].astype(float), fit.table[COLUMNS], rtol=1e-14)
+    assert content["sites"] == ["north", "south", "west"]
+    assert content["n"] == fit.n == 360
+    assert content["converged"] is True
+    assert content["path"] is None
+
+
+def test_files(folder: Path, tmp_path: Path):
+    out = tmp_path / "a" / "fit"
+    done = fedual(folder, "glm", FORMULA, *FILES, "--family", "binomial", "--level", "0.9", "--out", str(out))
+    assert done.code == 0, done.err
+    assert f"wrote {out}/fit.json" in done.out
+    fit = glm.Fit.load(out / "fit.json")
+    table = pd.read_csv(out / "table.csv", index_col="term")
+    np.testing.assert_allclose(table, fit.summary(0.9).frame(), rtol=1e-15)
+    assert (out / "summary.txt").read_text() == f"{fit.summary(0.9)}\n"
+    assert "<table" in (out / "summary.html").read_text()
+    assert json.loads((out / "figures.json").read_text())["level"] == 0.9
+
+
+def test_robust_standard_errors(folder: Path):
+    done = fedual(folder, "glm", FORMULA, *FILES, "--family", "binomial", "--robust", "hc0", "--json")
+    fit = glm.fit(FORMULA, [folder / name for name in FILES], family="binomial").robust("hc0")
+    rows = pd.DataFrame(last(done.out)["coefficients"]).set_index("term")
+    np.testing.assert_allclose(rows["se"], fit.table["se"], rtol=1e-14)
+
+
+def test_names_of_sites(folder: Path):
+    done = fedual(folder, "glm", FORMULA, "a=north.csv", "b=north.csv", "--family", "binomial", "--json")
+    assert last(done.out)["sites"] == ["a", "b"]
+
+
+OPTIONS = {
+    "--family binomial": {"family": "binomial"},
+    "--family binomial --link probit": {"family": "binomial", "link": "probit"},
+    "--weights w": {"weights": "w"},
+    "--offset o": {"offset": "o"},
+    "--family binomial --trials n": {"family": "binomial", "trials": "n"},
+    "--family binomial --event yes": {"family": "binomial", "event": "yes"},
+    "--site fixed": {"site": "fixed"},
+    "--prior flat": {"prior": "flat"},
+    "--prior 1.5": {"prior": 1.5},
+    "--estimate both": {"estimate": "both"},
+    "--max-rounds 5": {"max_rounds": 5},
+    "--tol 1e-6": {"tol": 1e-6},
+    "--levels sex=male,female --levels smoker=no,yes": {"levels": {"sex": ("male", "female"), "smoker": ("no", "yes")}},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_option_reaches_its_setting(folder: Path, monkeypatch: pytest.MonkeyPatch, options: str):
+    class Seen(Exception):
+        pass
+
+    seen = list[Settings]()
+
+    def simulate(settings: Settings, sites: Any) -> Any:
+        seen.append(settings)
+        raise Seen
+
+    monkeypatch.setattr(fitting, "simulate", simulate)
+    with pytest.raises(Seen):
+        fedual(folder, "glm", FORMULA, *FILES, *options.split())
+    assert seen == [Settings(FORMULA, **OPTIONS[options])]
+
+
+MISTAKES = {
+    "no file": ([FORMULA, "nowhere.csv"], "nowhere"),
+    "no column": (["sick ~ height", *FILES], "height"),
+    "another family": ([FORMULA, *FILES, "--family", "binomal"], "did you mean 'binomial'"),
+    "no formula": (["sick", *FILES], "sick"),
+    "code": (["sick ~ __import__('os')", *FILES], "__import__"),
+    "one name twice": ([FORMULA, "north.csv", "north.csv"], "north"),
+    "a level beyond 1": ([FORMULA, *FILES, "--level", "95"], "level = 95"),
+    "unknown errors": ([FORMULA, *FILES, "--robust", "hc3"], "robust = 'hc3': did you mean 'hc0'"),
+    "levels without a name": ([FORMULA, *FILES, "--levels", "male,female"], "levels = 'male,female': name a variable"),
+    "levels that are not all": ([FORMULA, *FILES, "--levels", "sex=male"], "sex"),
+    "an out that is a file": ([FORMULA, *FILES, "--out", "north.csv"], "north.csv cannot be written"),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_is_one_sentence_and_code_2(folder: Path, what: str):
+    arguments, told = MISTAKES[what]
+    done = fedual(folder, "glm", *arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err.startswith("fedual: ")
+    assert done.err.count("\n") == 1
+    assert told in done.err
+
+
+def test_help_has_an_example(folder: Path):
+    done = fedual(folder, "glm", "--help")
+    assert "fedual glm 'sick ~ age + C(sex)' north.csv" in " ".join(done.out.split())
