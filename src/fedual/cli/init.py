@@ -11,23 +11,32 @@ from fedual.errors import DataError, InputError
 
 Folder = Annotated[Path, typer.Argument(metavar="[DIR]", help="A new or empty folder.", show_default="this one")]
 Flower = Annotated[bool, typer.Option("--flower", help="A Flower app, for sites on machines of their own.")]
+Glm = Annotated[bool, typer.Option("--glm", help="A Flower app that fits a regression to the sites' tables.")]
 
 STARTER = ("scenario.toml", "model.py", "README.md")
+APP = ("pyproject.toml", "app.py")
+REGRESSION = (*APP, "guards.toml", "README.md", "LICENSE")
 SITES = 4
 
 
-def init(folder: Folder = Path(), flower: Flower = False) -> None:
+def init(folder: Folder = Path(), flower: Flower = False, glm: Glm = False) -> None:
     """Write a project to adapt, which runs as it is: four hospitals with scikit-learn's breast cancer data.
 
-    With --flower, write an app for sites on machines of their own, with scikit-learn's digits.
+    With --flower, write an app for sites on machines of their own, with scikit-learn's digits. With --glm, write an app
+    for a regression on the tables of such sites.
 
     Example: fedual init my-federation
     """
-    if folder.exists() and (flower or not folder.is_dir() or any(folder.iterdir())):
-        what = "exists" if flower else "is not an empty folder"
+    if flower and glm:
+        raise InputError("--flower and --glm are two different apps: choose one.")
+    app = flower or glm
+    if folder.exists() and (app or not folder.is_dir() or any(folder.iterdir())):
+        what = "exists" if app else "is not an empty folder"
         raise InputError(f"{folder} {what}: choose one that does not exist.")
-    data = {} if flower else tables()
-    source, names = ("flower/template", ("pyproject.toml", "app.py")) if flower else ("starter", STARTER)
+    data = {} if app else tables()
+    source, names = "starter", STARTER
+    if app:
+        source, names = ("flower/template", APP) if flower else ("glm/template", REGRESSION)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
@@ -41,6 +50,8 @@ def init(folder: Folder = Path(), flower: Flower = False) -> None:
         raise DataError(f"{folder} cannot be written ({error.strerror}): choose another place.") from None
     if flower:
         typer.echo(f"wrote {folder}/app.py and {folder}/pyproject.toml; see docs/how-to/deploy.md")
+    elif glm:
+        typer.echo(f"wrote {', '.join(names)} in {folder}; next: put your formula in pyproject.toml; see README.md")
     else:
         typer.echo(f"wrote {', '.join(names)} and {len(data)} tables; next:")
         typer.echo(f"  {'' if folder == Path() else f'cd {folder} && '}fedual run scenario.toml")

@@ -1,0 +1,123 @@
+"""The app of a site: its SuperNode names the table and the guards, `fedual.glm.site.Site` answers the server.
+
+What an error says may come from the table. Only errors that fedual words itself travel to the server, without numbers
+of rows; of any other the server learns that there was one. The SuperNode's log has the rest.
+"""
+
+import hashlib
+import re
+import tomllib
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from logging import ERROR, WARNING
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.app import Message as FlowerMessage
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+
+from fedual._version import __version__
+from fedual.errors import DataError, FedualError, InputError, hint
+from fedual.flower import wire
+from fedual.flower.client import client_id, state_folder
+from fedual.glm.flower import payload
+from fedual.glm.flower.answers import answer_once
+from fedual.glm.flower.sites import HELLO
+from fedual.glm.guards import Guard, Guards
+from fedual.glm.messages import Message
+from fedual.glm.site import Site
+from fedual.glm.tables import Source
+from fedual.rundir.atomic import writing
+
+NodeConfig = Mapping[str, Any]
+ROW = re.compile(r"\brow \d+")
+"""The number of a row in an error, which stays at the site."""
+WAIT = 60.0
+"""Seconds to wait until an earlier message is answered."""
+
+
+def client_app(source: Callable[[NodeConfig], Source] | None = None, guards: Guards | None = None) -> ClientApp:
+    """The app that every site of a federated regression runs.
+
+    A SuperNode's `--node-config` names the site (`client-id`, or `partition-id`), its table (`data-path`, a CSV or
+    Parquet file), the folder that keeps its state and its ledger (`state-dir`, by default `~/.fedual/state`), and a
+    TOML file with the site's own limits (`guards`).
+
+    Args:
+        source: A function from the node's configuration to the site's table; by default the file at `data-path`.
+        guards: The limits of a site that names no file with its own; by default `Guards()`.
+    """
+    app = ClientApp()
+
+    def respond(message: FlowerMessage, context: Context, name: str) -> Message:
+        config = context.node_config
+        try:
+            request = payload.unpack(message.content)
+        except InputError as error:
+            raise InputError(f"The message cannot be used, {error}: run the same version everywhere.") from None
+        rules, path = guards_of(config, guards), path_of(config) if source is None else ""
+        if request.kind == HELLO:
+            return request
+        folder = site_folder(state_folder(context), name)
+        guard = Guard(rules, folder / "ledger", enforce=True, site=name)
+        site = Site(name, path if source is None else source(config), guard, folder / "memory.safetensors")
+        return answer_once(folder, context.run_id, request, site.answer, WAIT)
+
+    @app.query()
+    def query(message: FlowerMessage, context: Context) -> FlowerMessage:
+        name = client_id(context)
+        envelope = {"client": name, "fedual": __version__}
+        try:
+            return FlowerMessage(payload.pack(respond(message, context, name), **envelope), reply_to=message)
+        except FedualError as error:
+            log(WARNING, "%s: %s", name, error)
+            refusal = ROW.sub("a row", str(error))
+        except Exception as error:  # its text may quote the table
+            log(ERROR, traceback.format_exc())
+            refusal = f"its SuperNode's log shows an error ({type(error).__name__})"
+        return FlowerMessage(wire.pack({}, envelope | {"refusal": refusal}), reply_to=message)
+
+    return app
+
+
+def path_of(config: NodeConfig) -> str:
+    """The file that the node names as the site's table."""
+    path = config.get("data-path")
+    if path is None:
+        raise InputError("This SuperNode names no table: start it with --node-config 'data-path=\"/srv/a.csv\"'.")
+    if not Path(str(path)).is_file():
+        raise DataError("The file that this SuperNode names in data-path is not there: correct its --node-config.")
+    return str(path)
+
+
+def guards_of(config: NodeConfig, default: Guards | None = None) -> Guards:
+    """The site's limits: those of the TOML file that its node names, else the default.
+
+    Raises:
+        InputError: The file cannot be read, or sets something else.
+    """
+    path = config.get("guards")
+    if path is None:
+        return default or Guards()
+    try:
+        limits = tomllib.loads(Path(str(path)).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = type(error).__name__
+        raise InputError(f"The site's guards cannot be read ({why}): give a TOML file at {path}.") from None
+    known = [field.name for field in fields(Guards)]
+    for name in limits:
+        if name not in known:
+            raise InputError(f"The site's guards have no {name!r}: {hint(name, known)}")
+    return Guards(**limits)
+
+
+def site_folder(state: Path, name: str) -> Path:
+    """The folder of a site's state, with a readable name that differs for every site; made if it does not exist."""
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    folder = state / f"glm-{re.sub(r'[^A-Za-z0-9]+', '_', name)[:60]}-{digest}"
+    with writing(folder, 0, "nothing was changed"):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # private: η_k discloses something of the table
+    return folder

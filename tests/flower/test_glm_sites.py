@@ -1,0 +1,127 @@
+"""A federated regression on Flower has the simulator's table, whatever happens to the sites."""
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from flwr.app import Error, Message
+from glm_federation import FORMULA, FRAMES, Sites, first, kind
+
+from fedual import glm
+from fedual.errors import FedualError
+from fedual.glm.flower import exchange
+from fedual.glm.flower import sites as sites_module
+
+
+@pytest.fixture(autouse=True)
+def _clock(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (sites_module, exchange):
+        monkeypatch.setattr(module, "time", clock)
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """The server's log."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.INFO, "flwr")
+    return lambda: caplog.text
+
+
+@pytest.fixture(scope="module")
+def expected() -> pd.DataFrame:
+    torch.set_default_dtype(torch.float64)
+    return glm.fit(FORMULA, FRAMES, family="binomial").table
+
+
+def agrees(fit: glm.Fit, expected: pd.DataFrame, tolerance: float = 1e-10) -> None:
+    np.testing.assert_allclose(fit.table, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_the_simulators_table(tmp_path: Path, expected: pd.DataFrame, capsys: pytest.CaptureFixture[str]):
+    agrees(Sites(tmp_path).fit(), expected)
+    assert "C(sex)[T.male]" in capsys.readouterr().out
+
+
+KINDS = ("hello", "describe", "moments", "round", "certificate", "likelihood")
+
+
+@pytest.mark.parametrize("what", KINDS)
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_reply_that_is_lost(tmp_path: Path, expected: pd.DataFrame, what: str, answered: bool):
+    """The request is sent again; the site may have answered it before."""
+    grid = Sites(tmp_path, first(101, what, lambda message, answer: answer() and None if answered else None))
+    agrees(grid.fit(), expected)
+    assert grid.asked(101).count(what) > grid.asked(100).count(what)
+
+
+def test_a_reply_that_comes_late_counts(tmp_path: Path, expected: pd.DataFrame):
+    """The answer to the first attempt arrives after the second was sent, which stays without one."""
+    late = list[tuple[str, Message]]()
+
+    def between(node: int, message: Message, answer: Callable[[], Message]) -> Message | None:
+        if node != 101 or kind(message) != "round" or len(late) > 1:
+            return answer()
+        late.append((message.metadata.message_id, answer()))
+        if len(late) == 2:
+            id, reply = late[0]
+            grid.replies[id] = reply
+        return None
+
+    grid = Sites(tmp_path, between)
+    agrees(grid.fit(), expected)
+
+
+@pytest.mark.parametrize("what", KINDS[1:])
+@pytest.mark.parametrize("node", [101, 205])
+@pytest.mark.parametrize("memory", ["kept", "lost"])
+def test_a_site_that_is_killed_and_returns(
+    tmp_path: Path, expected: pd.DataFrame, said: Callable[[], str], what: str, node: int, memory: str
+):
+    """At the same node or at another one, with or without its state."""
+
+    def killed(message: Message, answer: Callable[[], Message]) -> None:
+        grid.returns[node] = grid.apps.pop(101)
+        if memory == "lost":
+            shutil.rmtree(tmp_path / "state-south", ignore_errors=True)
+
+    grid = Sites(tmp_path, first(101, what, killed))
+    agrees(grid.fit(), expected, 1e-8)
+    assert "south is gone; waiting until its SuperNode is back" in said()
+    assert "south is back" in said()
+    assert "north is gone" not in said()
+    assert grid.asked(100).count(what) == (grid.asked(101) + (grid.asked(205) if node == 205 else [])).count(what) - 1
+
+
+def test_a_node_whose_death_flower_reports(tmp_path: Path, expected: pd.DataFrame, said: Callable[[], str]):
+    dead = lambda message, answer: Message(Error(5, "Node unavailable"), reply_to=message)
+    agrees(Sites(tmp_path, first(101, "round", dead)).fit(), expected)
+    assert "south did not answer: its app failed (Node unavailable)" in said()
+
+
+def test_a_site_that_does_not_return(tmp_path: Path):
+    def gone(message: Message, answer: Callable[[], Message]) -> None:
+        del grid.apps[101]
+
+    grid = Sites(tmp_path, first(101, "round", gone))
+    with pytest.raises(FedualError, match=r"^After 200 s south did not answer 'round': start the missing SuperNodes"):
+        grid.fit()
+
+
+def test_an_app_that_fails_again_and_again(tmp_path: Path):
+    def between(node: int, message: Message, answer: Callable[[], Message]) -> Message:
+        if node == 101 and kind(message) == "round":
+            return Message(Error(8, "killed"), reply_to=message)
+        return answer()
+
+    grid = Sites(tmp_path, between)
+    with pytest.raises(
+        FedualError, match=r"^south failed 5 times at 'round', its app failed \(killed\): look at the log"
+    ):
+        grid.fit()
+    assert grid.asked(101).count("round") == 5
