@@ -1,0 +1,252 @@
+"""Formulas such as `y ~ age + C(sex) + bs(bmi, 4)`: formulaic's language, read without evaluating anything.
+
+formulaic splits a formula into terms and factors, and later multiplies the factors' columns. It would evaluate a factor
+as Python; here each factor is an `Expression` from an allow-list, and formulaic looks its values up by its text.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from formulaic.errors import FormulaicError
+from formulaic.parser import DefaultFormulaParser
+from formulaic.parser.algos.sanitize_tokens import sanitize_tokens
+from formulaic.parser.algos.tokenize import tokenize
+from formulaic.parser.types import ASTNode, Factor, Term, Token
+
+from fedual.errors import InputError, hint
+from fedual.glm import expressions
+from fedual.glm.expressions import Call, Expression
+
+MAX_LENGTH = 100_000
+MAX_TERMS = 10_000
+MAX_POWER = 10
+OPERATORS = frozenset("~+-*/:^.")
+NUMBER = re.compile(r"\d+(\.\d*)?|\.\d*")  # a lone dot means all other columns
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A formula that `parse` allowed.
+
+    Args:
+        text: The formula.
+        response: The source of its left side.
+        variables: The columns that it needs, the response's first.
+        categorical: Columns whose values are names of levels: those inside C(…), and those declared.
+        stateful: The sources of the calls that depend on the data of all sites, such as "scale(x)"; inner ones first.
+        has_intercept: Whether the design has a column of ones.
+        declared: Columns declared categorical.
+        dot: Whether it names "all other columns" by a dot; `expand` puts their names in.
+        terms: The terms of the right side, whose factors are looked up by their sources.
+        expressions: Each factor and the response by source.
+    """
+
+    text: str
+    response: str
+    variables: tuple[str, ...]
+    categorical: frozenset[str]
+    stateful: tuple[str, ...]
+    has_intercept: bool
+    declared: frozenset[str] = field(repr=False)
+    dot: bool = field(repr=False)
+    terms: tuple[Term, ...] = field(repr=False, compare=False)
+    expressions: dict[str, Expression] = field(repr=False, compare=False)
+
+    @property
+    def calls(self) -> dict[str, Call]:
+        """The calls named in `stateful`."""
+        return {call.text: call for factor in self.expressions.values() for call in factor.calls}
+
+    @property
+    def uses(self) -> dict[str, frozenset[str]]:
+        """What is needed of each column: "term" (by itself, as it is), "number", "text" or "levels"."""
+        return expressions.merged(self.expressions.values())
+
+    @property
+    def plain_response(self) -> str | None:
+        """The response's column, if it is one by itself."""
+        return self.response if {use for _, use in self.expressions[self.response].uses} <= {"term", "levels"} else None
+
+    def expand(self, columns: Sequence[str]) -> "Formula":
+        """Replace the dot by `columns`, without those of the response."""
+        if not self.dot:
+            return self
+        response = {name for name, _ in self.expressions[self.response].uses}
+        names = [_quoted(name) for name in columns if name not in response]
+        if not names:
+            raise InputError(f"{_shown(self.text)}: the table has no column but the response: add some.")
+        text = self.text
+        for token in reversed(list(tokenize(self.text))):
+            if token.token == "." and token.source_start is not None:
+                text = f"{text[: token.source_start]}({' + '.join(names)}){text[token.source_start + 1 :]}"
+        return parse(text, self.declared)
+
+
+def parse(text: str, categorical: Collection[str] = ()) -> Formula:
+    """Read a formula, or raise `InputError` if it holds anything that is not allowed.
+
+    Args:
+        text: The response, `~`, and terms joined by `+`, `-`, `:`, `*`, `/`, `**` or `^`; their factors are columns, or
+            expressions of columns. Odd column names stand in backticks.
+        categorical: Columns that are names of levels even without C(…).
+    """
+    if not isinstance(text, str):
+        raise InputError(f"formula = {text!r}: give a text such as 'y ~ age + C(sex)'.")
+    if isinstance(categorical, str):
+        raise InputError(f"categorical = {categorical!r}: give a list of column names.")
+    return _parse(text, frozenset(categorical))
+
+
+@lru_cache(maxsize=64)
+def _parse(text: str, declared: frozenset[str]) -> Formula:
+    tokens = _tokens(text)
+    parser = DefaultFormulaParser()
+    context: dict[str, Any] = {"__formulaic_variables_available__": ()}
+    try:
+        if (size := _size(parser.get_ast(text, context=context))) > MAX_TERMS:
+            raise InputError(f"{_shown(text)} has {size} terms: use at most {MAX_TERMS}.")
+        sides = parser.get_terms(text, context=context)
+    except InputError:
+        raise
+    except (FormulaicError, SyntaxError, ValueError, RecursionError) as error:
+        raise InputError(f"{_shown(text)} cannot be read ({_reason(error)}): correct it.") from None
+    if not hasattr(sides, "lhs"):
+        raise InputError(f"{_shown(text)} has no response: write 'y ~ x + z'.")
+    factors = [factor for term in (*sides.lhs, *sides.rhs) for factor in term.factors if not _is_literal(factor)]
+    found: dict[str, Expression] = {}
+    for factor in factors:
+        plain = factor.eval_method is Factor.EvalMethod.LOOKUP
+        use = "levels" if factor.expr in declared else "term"
+        expression = expressions.plain(factor.expr, use) if plain else _expression(text, factor.expr)
+        found[factor.expr] = expression
+    response = _response(text, sides.lhs, found)
+    dot = any(token.token == "." for token in tokens)
+    if not (sides.rhs or dot):
+        raise InputError(f"{_shown(text)} has no terms: write at least 'y ~ 1'.")
+    if response in {factor.expr for term in sides.rhs for factor in term.factors}:
+        raise InputError(f"{_shown(text)} has its response {response!r} on the right side too: leave it out there.")
+    uses = expressions.merged(found.values())
+    for name in declared:
+        if name not in uses and not dot:
+            raise InputError(f"{name!r} was declared categorical, but {_shown(text)} lacks it: {hint(name, uses)}")
+        if "number" in uses.get(name, ()):
+            raise InputError(f"{_shown(text)} computes with {name!r}, which was declared categorical: use C({name}).")
+    return Formula(
+        text,
+        response,
+        tuple(uses),
+        frozenset(name for name, kinds in uses.items() if "levels" in kinds),
+        tuple(dict.fromkeys(call.text for expression in found.values() for call in expression.calls)),
+        any(all(factor.expr == "1" for factor in term.factors) for term in sides.rhs),
+        declared,
+        dot,
+        tuple(Term([_looked_up(factor) for factor in term.factors]) for term in sides.rhs),
+        found,
+    )
+
+
+def _tokens(text: str) -> list[Token]:
+    """formulaic's tokens, after a check of all that is not an expression."""
+    if len(text) > MAX_LENGTH:
+        raise InputError(f"{_shown(text)} has {len(text)} characters: use at most {MAX_LENGTH}.")
+    try:
+        tokens = list(tokenize(text))
+        for token in tokens:
+            _check(text, token)
+        tokens = list(sanitize_tokens(tokens))
+    except InputError:
+        raise
+    except (FormulaicError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError(f"{_shown(text)} cannot be read ({_reason(error)}): correct it.") from None
+    if sum(token.token.count("~") for token in tokens if token.kind is Token.Kind.OPERATOR) != 1:
+        raise InputError(f"{_shown(text)} must have one response: write 'y ~ x + z'.")
+    columns = {token.token for token in tokens if token.kind is Token.Kind.NAME}
+    if same := columns & {token.token for token in tokens if token.kind in (Token.Kind.PYTHON, Token.Kind.VALUE)}:
+        raise InputError(f"{_shown(text)} has a column and an expression {min(same)!r}: rename the column.")
+    return tokens
+
+
+def _check(text: str, token: Token) -> None:
+    part, kind = token.token, token.kind
+    if kind is Token.Kind.PYTHON:
+        if text[token.source_start or 0] == "{":
+            raise InputError(f"{_shown(text)}: braces are not allowed: write I({part}).")
+        _expression(text, part)
+    elif kind is Token.Kind.OPERATOR and not set(part) <= OPERATORS:
+        raise InputError(f"{_shown(text)}: {part!r} is not allowed: use ~ + - : * / ** and ( ).")
+    elif kind is Token.Kind.VALUE and not NUMBER.fullmatch(part):
+        raise InputError(f"{_shown(text)}: {part} is not allowed: terms are columns and functions of them.")
+    elif kind is Token.Kind.CONTEXT and part not in "()":
+        raise InputError(f"{_shown(text)}: {part!r} is not allowed: use ( ).")
+    elif kind is Token.Kind.NAME and part.startswith("__") and text[token.source_start or 0] != "`":
+        raise InputError(f"{_shown(text)}: {part!r} is not allowed: put backticks about it if it is a column.")
+
+
+def _size(node: Any) -> int:
+    """How many terms formulaic will multiply out, at most: checked before it does."""
+    results: dict[int, int] = {}
+    stack = [node]
+    while stack:
+        top = stack[-1]
+        if not isinstance(top, ASTNode):
+            results[id(stack.pop())] = 1
+            continue
+        parts: list[Any] = list(top.args)
+        if waiting := [part for part in parts if id(part) not in results]:
+            stack.extend(waiting)
+            continue
+        sizes = [results[id(part)] for part in parts]
+        symbol = top.operator.symbol
+        if symbol in ("**", "^"):
+            power = parts[1].token if isinstance(parts[1], Token) else ""
+            if not (power.isdecimal() and 1 <= int(power[:3]) <= MAX_POWER):
+                raise InputError(f"A power of terms must be a whole number from 1 to {MAX_POWER}: use I(x**2) for x².")
+            size = sizes[0] ** int(power)
+        elif symbol in ("*", ":", "/") and len(sizes) == 2:
+            size = sizes[0] * sizes[1] + (0 if symbol == ":" else sum(sizes))
+        else:
+            size = sum(sizes)
+        results[id(stack.pop())] = min(size, 10**9)
+    return results[id(node)]
+
+
+def _expression(text: str, source: str) -> Expression:
+    try:
+        return expressions.parse(source)
+    except InputError as error:
+        raise InputError(f"{_shown(text)}: {error}") from None
+
+
+def _response(text: str, terms: Iterable[Term], found: dict[str, Expression]) -> str:
+    factors = [[factor.expr for factor in term.factors] for term in terms]
+    if len(factors) != 1 or len(factors[0]) != 1 or factors[0][0] not in found:
+        raise InputError(f"{_shown(text)} must have one column or expression as its response: write 'y ~ x + z'.")
+    response = found[factors[0][0]]
+    if response.calls or not response.uses or "levels" in dict(response.uses).values():
+        raise InputError(f"{_shown(text)}: {factors[0][0]!r} cannot be the response: use a column, or e.g. log(y).")
+    return factors[0][0]
+
+
+def _looked_up(factor: Factor) -> Factor:
+    return factor if _is_literal(factor) else Factor(factor.expr, eval_method="lookup")
+
+
+def _is_literal(factor: Factor) -> bool:
+    return factor.eval_method is Factor.EvalMethod.LITERAL
+
+
+def _quoted(name: str) -> str:
+    if "`" in name:
+        raise InputError(f"The column {name!r} cannot stand in a formula because of its backtick: rename it.")
+    return name if re.fullmatch(r"[^\W\d]\w*", name) and not name.startswith("__") else f"`{name}`"
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "msg", error)).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:77]}…")
