@@ -12,12 +12,12 @@ from fedual.families import Full
 from fedual.glm import handshake
 from fedual.glm.certificate import RESIDUAL_EDGES
 from fedual.glm.distributions import distribution
-from fedual.glm.figures import Convergence, Estimate, SiteFigures
+from fedual.glm.figures import Convergence, Estimate, PosteriorKind, SiteFigures
 from fedual.glm.handshake import LEAST
 from fedual.glm.messages import Ask, Message, unpacked
 from fedual.glm.prior import FLAT, INTERCEPT, Prior
 from fedual.glm.result import Fit
-from fedual.glm.rounds import AliasedError, Rounds, SeparatedError
+from fedual.glm.rounds import AliasedError, IndefiniteError, Rounds, SeparatedError
 from fedual.glm.settings import Settings
 
 FAMILY = Full()
@@ -76,8 +76,8 @@ class Estimation:
             "least": least,
         }
         self.rounds = Rounds(
-            ask, facts, unit, self._natural(FLAT), self._natural(weak, WEAK_EXTRA_SD), settings.max_rounds, settings.tol,
-            null, null_is_final=settings.offset is None,
+            ask, facts, unit, self._natural(FLAT), self._natural(weak, WEAK_EXTRA_SD), settings.max_rounds,
+            settings.tol, null, null_is_final=settings.offset is None,
         )  # fmt: skip
 
     def fit(self) -> Fit:
@@ -92,11 +92,6 @@ class Estimation:
             converged = self._run(plan, runaway=known)
         except SeparatedError as error:
             return self._penalised(error.entries, plan)
-        if self.distribution.extra and not converged and float(rounds.mean[-1].exp()) * self.moments.mean < POISSON:
-            raise NotConvergedError(
-                f"The counts of {settings.formula!r} vary no more than a Poisson's, so that alpha goes to 0: use "
-                "family='poisson'."
-            )
         figures = self._figures(converged)
         dispersion = figures["dispersion"]
         ml = self._ml(dispersion)
@@ -110,13 +105,27 @@ class Estimation:
     def _run(self, plan: int, runaway: bool) -> bool:
         scaled = self.distribution.name == "binomial"
         try:
-            return self.rounds.run(plan, self.moments.rows, self.moments.weight, scaled, runaway)
+            converged = self.rounds.run(plan, self.moments.rows, self.moments.weight, scaled, runaway)
+        except IndefiniteError:
+            self._require_overdispersion(most=math.inf)
+            raise
         except AliasedError as error:
             names = ", ".join(repr(self._name(j)) for j in error.entries)
             raise DataError(
                 f"{names} cannot be told apart, because each is a sum of the others: drop one of them, or fit with "
                 "estimate='posterior'."
             ) from None
+        if not converged:
+            self._require_overdispersion(most=POISSON)
+        return converged
+
+    def _require_overdispersion(self, most: float) -> None:
+        """Refuse counts that have no α, where α ȳ is below a limit."""
+        if self.distribution.extra and float(self.rounds.mean[-1].exp()) * self.moments.mean < most:
+            raise NotConvergedError(
+                f"The counts of {self.settings.formula!r} vary hardly more than a Poisson's, and alpha is not found: "
+                "use family='poisson'."
+            )
 
     def _penalised(self, entries: list[int], plan: int) -> Fit:
         """The posterior's mode, where the likelihood has no maximum."""
@@ -132,7 +141,7 @@ class Estimation:
             posterior, kind = self._variational()
         return Fit(ml=None, posterior=posterior, posterior_kind=kind, **figures)
 
-    def _second(self, dispersion: float) -> tuple[Estimate, str]:
+    def _second(self, dispersion: float) -> tuple[Estimate, PosteriorKind]:
         """The posterior from an expansion at its own mode, or as the best Gaussian.
 
         With a dispersion φ the rounds minimise φ times the negative log posterior, whose prior is φλ_0.
@@ -144,7 +153,7 @@ class Estimation:
             self._variational() if self.settings.estimate == "variational" else (self._laplace(dispersion), "laplace")
         )
 
-    def _variational(self) -> tuple[Estimate, str]:
+    def _variational(self) -> tuple[Estimate, PosteriorKind]:
         for _ in range(MOST_VARIATIONAL):
             self.rounds.exchange("variational")
             if self.rounds.history[-1]["step_se"] < VARIATIONAL_TOL:
@@ -215,7 +224,7 @@ class Estimation:
         facts = {"model": self.model, "null": rounds.null, "dispersion": 1.0 if known else deviance / n}
         logs = self.ask(Message("likelihood", facts, {**rounds.units, "theta": rounds.mean}))
         log_sum = lambda name: sum(float(reply.facts[name]) for reply in logs.values())
-        information = torch.linalg.inv(FAMILY.precision(rounds.state.eta_sum))
+        information = torch.linalg.inv(rounds.precision)
         meat = torch.stack([unpacked(reply.tensors["meat"]) for reply in replies.values()]).sum(0)
         p, units = len(self.terms), self._own_units()
         hc0 = units @ (information @ meat @ information)[:p, :p] @ units.mT
@@ -228,7 +237,7 @@ class Estimation:
             "loglik": log_sum("loglik"), "null_loglik": log_sum("null_loglik"), "deviance": deviance,
             "null_deviance": log_sum("null_deviance"), "pearson": total("pearson"),
             "df_model": parameters - (self.own_intercepts or INTERCEPT in self.terms), "df_resid": n - parameters,
-            "hc0": None if separation else hc0.numpy(), "alpha": alpha,
+            "hc0": None if rounds.prior.any() else hc0.numpy(), "alpha": alpha,
             "alpha_se": None if alpha is None else alpha * float(information[-1, -1].sqrt()),
             "convergence": Convergence(
                 converged, len(rounds.history), rounds.history[-1]["step_se"], rounds.tol, tuple(rounds.history)
@@ -240,16 +249,17 @@ class Estimation:
         }  # fmt: skip
 
     def _sites(self) -> tuple[SiteFigures, ...]:
-        """Each site's rows, and its gradient and Hessian at the estimate, from its expansion at the certificate."""
-        p, inverse = len(self.terms), torch.linalg.inv(self._own_units())
+        """Each site's rows, and its gradient and Hessian at the maximum, from its expansion at the certificate."""
+        p, inverse, moments = len(self.terms), torch.linalg.inv(self._own_units()), self.moments
         found = []
         for site, eta in self.rounds.etas.items():
-            hessian = FAMILY.precision(eta)
-            gradient = (hessian @ self.rounds.mean - eta[0])[:p]
-            found.append(SiteFigures(
-                site, self.moments.rows[site], self.moments.missing[site], self.moments.means[site],
-                (inverse.mT @ gradient).numpy(), (inverse.mT @ hessian[:p, :p] @ inverse).numpy(),
-            ))  # fmt: skip
+            gradient, hessian = None, None
+            if not self.rounds.prior.any():
+                curve = FAMILY.precision(eta)
+                gradient = (inverse.mT @ (curve @ self.rounds.mean - eta[0])[:p]).numpy()
+                hessian = (inverse.mT @ curve[:p, :p] @ inverse).numpy()
+            figures = moments.rows[site], moments.missing[site], moments.means[site]
+            found.append(SiteFigures(site, *figures, gradient, hessian))
         return tuple(found)
 
     def _calibration(self) -> list[dict[str, float]] | None:

@@ -1,7 +1,7 @@
 """The handshake: sites agree on the design's columns, and on the unit of each, before the first round."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,10 +71,8 @@ def moments(ask: Ask, schema: Schema, facts: Mapping[str, Any]) -> Moments:
             raise DataError(f"The column {term!r} is constant at all sites: leave it out of the formula.")
     weights = {site: float(reply.facts["weight"]) for site, reply in replies.items()}
     total = sum(weights.values())
-    each = [
-        (weights[site], *torch.tensor([reply.facts["mean"], reply.facts["spread"]], dtype=torch.float64))
-        for site, reply in replies.items()
-    ]
+    fact = lambda reply, name: torch.tensor(float(reply.facts[name]), dtype=torch.float64)
+    each = [(weights[site], fact(reply, "mean"), fact(reply, "spread")) for site, reply in replies.items()]
     _, mean, response = combined(each)
     offset = sum(weights[site] * float(reply.facts["offset"]) for site, reply in replies.items()) / total
     return Moments(
@@ -90,7 +88,7 @@ def moments(ask: Ask, schema: Schema, facts: Mapping[str, Any]) -> Moments:
     )
 
 
-def combined(parts: list[tuple[float, Tensor, Tensor]]) -> tuple[float, Tensor, Tensor]:
+def combined(parts: Sequence[tuple[float, Tensor, Tensor]]) -> tuple[float, Tensor, Tensor]:
     """The weight, mean and squared deviation of all parts together (Chan, Golub and LeVeque 1979)."""
     number, mean, spread = 0.0, torch.zeros_like(parts[0][1]), torch.zeros_like(parts[0][1])
     for n, m, s in parts:

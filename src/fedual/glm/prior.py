@@ -98,6 +98,7 @@ def prior(given: "Prior | str | float | Mapping[str, tuple[float, float]]") -> P
     if given in ("default", "flat"):
         return Prior() if given == "default" else FLAT
     try:
-        return Prior(float(given))
+        sd = float(given)
     except ValueError:
         raise InputError(f"prior = {given!r}: give 'default', 'flat', the sd of slopes, or a Prior.") from None
+    return Prior(sd)

@@ -93,14 +93,18 @@ class Rounds:
         """The summed loss and the prior's part, −⟨λ_0, T(θ)⟩."""
         return loss - float(self.prior[0] @ point + point @ self.prior[1:] @ point)
 
-    def exchange(self, method: str, kind: str = "round", **tensors: Tensor) -> float:
+    def exchange(self, method: str, tensors: Mapping[str, Tensor] | None = None, certificate: bool = False) -> float:
         """One round: ask all sites, and take λ_g ← λ_0 + Σ_k η_k; the objective at the m_g that was sent."""
         sent, before = self.mean, self.state.lam_g
         facts = dict(
             self.facts, method=method, previous=self.previous, anchor=self.anchor,
             null=None if self.null_is_final else self.null,
         )  # fmt: skip
-        request = Message(kind, facts, {**self.units, "lam": packed_lam(before), **tensors})
+        request = Message(
+            "certificate" if certificate else "round",
+            facts,
+            {**self.units, "lam": packed_lam(before), **(tensors or {})},
+        )
         self.replies = self.ask(request)
         self.previous, self.anchor = request.digest(), "eta"
         self._take("eta", method)
@@ -125,7 +129,7 @@ class Rounds:
         totals = Totals(everybody, ~everybody, weight=float(number), lam=number * self.state.lam_g + change, eta=change)
         self.state, info = server_step(METHODS[method], self.state, totals)
         if info.shortened < 1:
-            raise DomainError(
+            raise IndefiniteError(
                 "The information of all sites together is not positive definite: drop terms that others nearly "
                 "determine, or fit under a prior with estimate='posterior'."
             )
@@ -147,7 +151,7 @@ class Rounds:
             look = {"look": first} if small and r == 0 else {}
             if discriminant is not None and r == 1:
                 look = {"look": discriminant}
-            objective = self.exchange("cavity", **look)
+            objective = self.exchange("cavity", look)
             if small and r == 0:
                 discriminant = self._discriminant(first, weight, scaled)
             elif look:
@@ -169,7 +173,7 @@ class Rounds:
     def _certify(self, runaway: bool) -> bool:
         while True:
             self.certified = self.mean
-            objective = self.exchange("newton", kind="certificate")
+            objective = self.exchange("newton", certificate=True)
             if self.history[-1]["step_se"] <= self.tol and self._is_best(objective):
                 return True
             if self.left <= 0:
@@ -191,7 +195,7 @@ class Rounds:
             self.exchange("newton")
             step = self.mean - point
             points = torch.stack([point + t * step for t in STEPS])
-            objective = self.exchange("newton", points=points)
+            objective = self.exchange("newton", {"points": points})
             for i, shorter in enumerate(points):
                 loss = sum(_number(reply.facts["losses"][i]) for reply in self.replies.values())
                 if (value := self.objective(loss, shorter)) < self.best[0]:
@@ -239,6 +243,10 @@ class Rounds:
         """The largest change of m_g in standard errors."""
         se = torch.linalg.inv(self.precision).diagonal().sqrt()
         return float(((self.mean - sent) / se).abs().max())
+
+
+class IndefiniteError(DomainError):
+    """Σ_k S_k and the prior's precision are not positive definite."""
 
 
 class AliasedError(DomainError):

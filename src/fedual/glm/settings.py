@@ -1,6 +1,6 @@
 """What an analyst asks of a federated regression: one object for the simulator, the command line and Flower."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -44,7 +44,7 @@ class Settings:
     site: Literal["pooled", "fixed"] = "pooled"
     prior: Prior | str | float | Mapping[str, tuple[float, float]] = "default"
     estimate: Literal["ml", "posterior", "both", "variational"] = "ml"
-    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    levels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     max_rounds: int = 8
     tol: float = 1e-4
     cavity_rounds: int | None = None

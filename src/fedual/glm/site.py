@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedual.algorithm import Broadcast, ClientState, client_step
-from fedual.errors import DataError, InputError
+from fedual.errors import DataError, InputError, in_one_line
 from fedual.families import Full
 from fedual.glm import schema as schemas
 from fedual.glm.certificate import figures, log_likelihoods, null_expansion
@@ -70,6 +70,7 @@ class Site:
         self, name: str, source: Source, guard: Guard | None = None, memory: Path | None = None, keep: bool = True
     ):
         self.name, self.source, self.guard, self.memory, self.keep = name, source, guard, memory, keep
+        self._guarded = ""  # the schema whose table the guard has seen
         self._design: tuple[str, Design] | None = None
         self._likelihood: tuple[str, Likelihood] | None = None
         self._eta: dict[str, dict[str, Tensor]] = {}  # the digest of the last message → η_k in its variants
@@ -89,10 +90,8 @@ class Site:
         try:
             reply = handlers[message.kind](message)
         except (KeyError, TypeError, IndexError) as error:
-            raise InputError(
-                f"{self.name}: the federation's {message.kind!r} cannot be read ({type(error).__name__}: {error}): "
-                "run the same version of fedual everywhere."
-            ) from None
+            what = f"the federation's {message.kind!r} cannot be read ({in_one_line(error)})"
+            raise InputError(f"Site {self.name!r}: {what}: run the same version of fedual everywhere.") from error
         finally:
             if not self.keep:
                 self._design = self._likelihood = None
@@ -127,7 +126,7 @@ class Site:
         design = self._read(model.schema)
         y, weight = _proportions(design, model)
         centre = design.x.mean(0)
-        spread = sum((chunk - centre).square().sum(0) for chunk in design.x.split(CHUNK))
+        spread = torch.stack([(chunk - centre).square().sum(0) for chunk in design.x.split(CHUNK)]).sum(0)
         mean = (weight @ y) / weight.sum()
         facts = {
             "rows": len(design.x),
@@ -190,8 +189,9 @@ class Site:
         key = str(schema.to_dict())
         if self._design is None or self._design[0] != key:
             design = schemas.design(read(self.source, self.name), self.name, schema)
-            if self.guard is not None:
+            if self.guard is not None and key != self._guarded:
                 self.guard.table(design, schema.terms, variables(schema))
+                self._guarded = key
             self._design = key, design
         return self._design[1]
 

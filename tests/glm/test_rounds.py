@@ -1,0 +1,268 @@
+"""The rounds of a federated regression: one engine, safeguards, and what a site may lose."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedual import algorithm, glm
+from fedual.errors import DataError, InputError, NotConvergedError
+from fedual.families import Full
+from fedual.glm import estimation
+from fedual.glm.estimation import Estimation
+from fedual.glm.fitting import asking
+from fedual.glm.messages import Message, unpacked_lam
+from fedual.glm.plan import METHODS
+from fedual.glm.settings import Settings
+from fedual.glm.site import Site
+from fedual.solvers import Linear
+
+
+def tables(rows=(60, 40, 100), seed: int = 0) -> dict[str, pd.DataFrame]:
+    generator = np.random.default_rng(seed)
+    found = {}
+    for k, n in enumerate(rows):
+        frame = pd.DataFrame({"a": generator.normal(k / 2, 1, n), "b": generator.normal(3, 2, n)})
+        f = 0.4 * frame.a - 0.3 * frame.b + 0.5
+        frame["sick"] = (generator.random(n) < 1 / (1 + np.exp(-f))).astype(int)
+        frame["count"] = generator.poisson(np.exp(f))
+        found[f"site {k}"] = frame
+    return found
+
+
+def members(**keywords) -> list[Site]:
+    return [Site(name, frame, **keywords) for name, frame in tables().items()]
+
+
+def test_a_round_is_that_of_the_algorithm():
+    """The same λ_g as `algorithm.step` with the same method on the same losses, round for round."""
+    sites = members()
+    settings = Settings("sick ~ a + b", family="binomial")
+    started = Estimation(asking(sites), settings, 1)
+    rounds, moments = started.rounds, started.moments
+    scaled = [((site._read(started.schema).x - moments.centre) / moments.scale, site.source["sick"]) for site in sites]
+    losses = Linear.from_clients("binomial", [(x, torch.tensor(y.to_numpy(float))) for x, y in scaled])
+    state = algorithm.State(rounds.state, algorithm.ClientState(
+        torch.zeros(3, *rounds.start.shape, dtype=torch.float64), rounds.start.expand(3, -1, -1).clone(), {}
+    ))  # fmt: skip
+    for method in ("cavity", "cavity", "newton", "cavity"):
+        rounds.exchange(method)
+        state, _ = algorithm.step(METHODS[method], state, losses)
+        torch.testing.assert_close(rounds.state.lam_g, state.lam_g, rtol=1e-9, atol=1e-9)
+        for eta, own in zip(state.eta, rounds.etas.values(), strict=True):
+            torch.testing.assert_close(own, eta, rtol=1e-9, atol=1e-9)
+
+
+def test_a_site_that_forgot_its_dual_costs_accuracy_but_no_correctness():
+    """A site is replaced by one without memory in every round: the same fit in the end."""
+    named = tables()
+    whole = glm.fit("sick ~ a + b", named, family="binomial", guards=glm.Guards())
+
+    def ask(message: Message) -> dict[str, Message]:
+        return {name: Site(name, frame).answer(message) for name, frame in named.items()}
+
+    forgetful = estimation.estimate(ask, Settings("sick ~ a + b", family="binomial", tol=1e-9))
+    np.testing.assert_allclose(forgetful.coefficients, whole.coefficients, rtol=1e-9)
+
+
+def test_a_site_remembers_its_dual_in_a_file(tmp_path):
+    named = tables()
+    path = lambda name: tmp_path / f"{name}.safetensors"
+    settings = Settings("sick ~ a + b", family="binomial")
+
+    def ask(message: Message) -> dict[str, Message]:
+        return {name: Site(name, frame, memory=path(name)).answer(message) for name, frame in named.items()}
+
+    restarted = estimation.estimate(ask, settings)
+    kept = estimation.estimate(asking(members()), settings)
+    assert [step["loss"] for step in restarted.convergence.history] == [
+        step["loss"] for step in kept.convergence.history
+    ]
+    np.testing.assert_array_equal(restarted.coefficients, kept.coefficients)
+    first = path("site 0")
+    first.write_bytes(first.read_bytes()[:-1] + b"x")  # damaged: as if there were none
+    damaged = estimation.estimate(ask, settings)
+    np.testing.assert_allclose(damaged.coefficients, kept.coefficients, rtol=1e-9)
+
+
+def test_the_same_question_has_the_same_answer_bit_for_bit():
+    def once() -> list[str]:
+        said = []
+        sites = members()
+        inner = asking(sites)
+
+        def ask(message: Message) -> dict[str, Message]:
+            replies = dict(inner(message))
+            said.extend(reply.digest() for reply in replies.values())
+            return replies
+
+        estimation.estimate(ask, Settings("count ~ a + b", family="poisson"))
+        return said
+
+    assert once() == once()
+
+
+def test_from_a_bad_point_newton_steps_with_a_line_search_lead_back():
+    """The summed loss rises: the rounds go back to the best point, search along Newton's step, and still arrive."""
+    settings = Settings("count ~ a + b", family="poisson", max_rounds=30, cavity_rounds=3)
+    started = Estimation(asking(members()), settings, 1)
+    rounds = started.rounds
+    good = glm.fit("count ~ a + b", tables(), family="poisson")
+    rounds.exchange("cavity")
+    far = rounds.mean + torch.tensor([9.0, 2.0, -2.0], dtype=torch.float64)
+    rounds.state = rounds.state._replace(lam_g=Full().natural(far, rounds.precision))
+    fit = started.fit()
+    kinds = [step["kind"] for step in fit.convergence.history]
+    assert kinds.count("newton") > 1
+    assert fit.convergence.converged
+    np.testing.assert_allclose(fit.coefficients, good.coefficients, rtol=1e-8)
+
+
+def test_a_loss_that_overflows_is_a_bad_point_and_no_failure():
+    site = members()[0]
+    started = Estimation(asking([site]), Settings("count ~ a + b", family="poisson"), 1)
+    rounds = started.rounds
+    rounds.exchange("cavity")
+    far = torch.tensor([800.0, 0.0, 0.0], dtype=torch.float64)
+    rounds.state = rounds.state._replace(lam_g=Full().natural(far, rounds.precision))
+    assert rounds.exchange("cavity") == np.inf
+
+
+def test_rounds_that_do_not_suffice_are_said():
+    fit = glm.fit("sick ~ a + b", tables(), family="binomial", max_rounds=2)
+    assert not fit.convergence.converged
+    assert fit.convergence.rounds == 2
+    assert any("raise max_rounds" in warning for warning in fit.warnings)
+
+
+def separated(quasi: bool) -> dict[str, pd.DataFrame]:
+    named = tables()
+    for frame in named.values():
+        frame["sick"] = (frame.b > 3).astype(int)
+        if quasi:
+            frame.loc[frame.index[:5], "b"] = 3.0
+            frame.loc[frame.index[:5], "sick"] = [0, 1, 0, 1, 0]
+    return named
+
+
+@pytest.mark.parametrize("quasi", [False, True])
+def test_separation_is_named_and_the_estimate_is_that_under_the_prior(quasi):
+    named = separated(quasi)
+    fit = glm.fit("sick ~ a + b", named, family="binomial")
+    assert fit.ml is None
+    assert fit.separation is not None
+    assert "separated" in fit.separation
+    assert fit.convergence.converged
+    direct = glm.fit("sick ~ a + b", named, family="binomial", estimate="posterior", max_rounds=12)
+    np.testing.assert_allclose(fit.posterior.coefficients, direct.posterior.coefficients, rtol=1e-4)
+    with pytest.raises(NotConvergedError, match=r"separated by .*fit under a prior"):
+        glm.fit("sick ~ a + b", named, family="binomial", prior="flat")
+
+
+def test_terms_that_others_determine_are_named():
+    with pytest.raises(DataError, match=r"'a', 'I\(2 \* a\)' cannot be told apart"):
+        glm.fit("sick ~ a + b + I(2 * a)", tables(), family="binomial")
+    fit = glm.fit("sick ~ a + b + I(2 * a)", tables(), family="binomial", estimate="posterior")
+    assert fit.convergence.converged
+
+
+def test_a_constant_column_is_named():
+    named = {name: frame.assign(c=1.5) for name, frame in tables().items()}
+    with pytest.raises(DataError, match="'c' is constant at all sites"):
+        glm.fit("sick ~ a + c", named, family="binomial")
+
+
+def test_one_class_at_all_sites_is_refused():
+    named = {name: frame.assign(sick=0) for name, frame in tables().items()}
+    with pytest.raises((DataError, InputError), match=r"'sick'|same value"):
+        glm.fit("sick ~ a", named, family="binomial")
+
+
+def test_counts_without_overdispersion_are_sent_to_poisson():
+    with pytest.raises(NotConvergedError, match="family='poisson'"):
+        glm.fit("count ~ a + b", tables(), family="negative-binomial")
+
+
+@pytest.mark.parametrize(
+    ("family", "frame_column", "value", "message"),
+    [
+        ("poisson", "count", -1.0, "negative"),
+        ("gamma", "count", 0.0, "not positive"),
+        ("binomial", "count", 7.0, "0 … 1"),
+    ],
+)
+def test_a_response_of_another_family_is_refused_by_site_and_column(family, frame_column, value, message):
+    named = tables()
+    for frame in named.values():
+        frame[frame_column] = 0.5
+    named["site 1"].loc[0, frame_column] = value
+    with pytest.raises(DataError, match=f"'site 1'.*'{frame_column}'.*{message}"):
+        glm.fit(f"{frame_column} ~ a", named, family=family)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"family": "binomal"}, "did you mean 'binomial'"),
+        ({"family": "poisson", "link": "logit"}, "choose one of log, sqrt, identity"),
+        ({"estimate": "map"}, "estimate = 'map'"),
+        ({"site": "random"}, "site = 'random'"),
+        ({"prior": "flat", "estimate": "posterior"}, "flat prior"),
+        ({"prior": "wide"}, "give 'default', 'flat'"),
+        ({"prior": -1.0}, "positive number"),
+        ({"max_rounds": 1}, "at least 2"),
+        ({"family": "poisson", "trials": "n"}, "only binomial counts have trials"),
+        ({"family": "gamma", "estimate": "variational"}, "estimate='both'"),
+    ],
+)
+def test_settings_are_checked_before_any_work(settings, message):
+    with pytest.raises(InputError, match=message):
+        glm.fit("y ~ x", {}, **settings)
+
+
+def test_settings_come_back_from_json():
+    settings = Settings("y ~ x", family="binomial", prior={"x": (0.0, 0.5)}, levels={"g": ["a", "b"]}, tol=1e-6)
+    assert Settings.from_dict(settings.to_dict()) == settings
+
+
+def test_a_prior_in_own_units_pulls_its_term():
+    free = glm.fit("sick ~ a + b", tables(), family="binomial", estimate="posterior", prior="default")
+    held = glm.fit("sick ~ a + b", tables(), family="binomial", estimate="posterior", prior={"a": (1.0, 1e-4)})
+    assert abs(free.posterior.coefficients[1] - 1) > 0.1
+    assert held.posterior.coefficients[1] == pytest.approx(1, abs=1e-3)
+    assert held.posterior.se[1] == pytest.approx(1e-4, rel=1e-3)
+    with pytest.raises(InputError, match="prior names the slope 'c'"):
+        glm.fit("sick ~ a + b", tables(), family="binomial", prior={"c": (0.0, 1.0)})
+
+
+def test_the_variational_posterior_is_that_of_all_rows_at_one_site():
+    named = tables()
+    pooled = {"all": pd.concat(named.values(), ignore_index=True)}
+    apart, together = (glm.fit("sick ~ a + b", t, family="binomial", estimate="variational") for t in (named, pooled))
+    assert apart.posterior_kind == "variational"
+    gap = np.abs(apart.posterior.coefficients - together.posterior.coefficients) / apart.posterior.se
+    assert gap.max() < 2e-3
+    np.testing.assert_allclose(apart.posterior.se, together.posterior.se, rtol=1e-3)
+
+
+def test_an_unknown_message_is_refused():
+    with pytest.raises(InputError, match="same version of fedual"):
+        members()[0].answer(Message("rows"))
+    with pytest.raises(InputError, match=r"'site 0'.*cannot be read"):
+        members()[0].answer(Message("round"))
+
+
+def test_uploads_are_the_sites_quadratics_and_nothing_more():
+    """What a cavity round sends: P(P+3)/2 numbers of η_k, and the loss."""
+    said: list[Message] = []
+    inner = asking(members())
+
+    def ask(message: Message) -> dict[str, Message]:
+        replies = dict(inner(message))
+        said.extend(reply for reply in replies.values() if message.kind == "round")
+        return replies
+
+    estimation.estimate(ask, Settings("sick ~ a + b", family="binomial"))
+    assert said
+    assert {reply.numbers for reply in said} == {3 * 6 // 2 + 1}
+    assert all(unpacked_lam(reply.tensors["eta"]).shape == (4, 3) for reply in said)
