@@ -60,6 +60,12 @@ def test_a_row_with_a_missing_value_does_not_change_the_others():
     assert (row_digests(frame().astype({"n": str}))[:4] == row_digests(frame())).all()
 
 
+def test_columns_of_any_content_are_hashed():
+    dates = pd.to_datetime(["2026-01-01", "2026-01-01", None])
+    odd = pd.DataFrame({"dates": dates, "lists": [[1], [1], [2]], "complex": [1j, 1j, 2j], 3: [0, 0, 1]})
+    assert len({*row_digests(odd).tolist()}) == 2
+
+
 def test_a_table_without_rows_or_columns():
     assert len(row_digests(pd.DataFrame({"x": []}))) == 0
     assert row_digests(pd.DataFrame(index=range(2))).tolist() == [0, 0]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,13 +11,12 @@ from torch import Tensor
 from fedual.errors import DataError, InputError
 from fedual.glm import matrix
 from fedual.glm.agreement import Schema
-from fedual.glm.columns import Kind, complete, inspect, levels, refuse_row, require_rows
+from fedual.glm.columns import complete, inspect, levels, refuse_row, require_rows
 from fedual.glm.expressions import Expression, merged
 from fedual.glm.formula import Formula
+from fedual.glm.identity import row_digests
 from fedual.glm.matrix import Rows
 
-MIX = np.uint64(0x9E3779B97F4A7C15)
-"""The multiplier that makes a row's digest depend on the order of its columns: 2⁶⁴ over the golden ratio, odd."""
 DEFAULTS = {"y": np.nan, "weights": 1.0, "offset": 0.0, "trials": 1.0}
 
 
@@ -33,7 +31,7 @@ class Design:
         offset: What is added to the predictor `(N,)`, 0 by default.
         trials: Numbers of trials `(N,)`, 1 by default.
         kept: The rows' places in the table `(N,)`, counted from 0.
-        row_digests: A hash of each row's variables `(N,)`, uint64.
+        row_digests: A hash of all values of each row in the table `(N,)`, uint64, whatever the fit needs.
         missing: How many values each column misses; rows that miss one are left out.
     """
 
@@ -75,7 +73,7 @@ def design(frame: pd.DataFrame, site: str, schema: Schema, response: bool = True
     if response:
         require_rows(site, kept, missing)
     places = np.flatnonzero(kept)
-    x, digests = np.empty((len(places), len(schema.terms))), np.zeros(len(places), np.uint64)
+    x = np.empty((len(places), len(schema.terms)))
     arrays = {name: np.full(len(places), value) for name, value in DEFAULTS.items()}
     for part, where in matrix.chunks(places):
         rows = Rows(frame, where, site, schema.kinds, schema.levels, schema.states)
@@ -85,10 +83,9 @@ def design(frame: pd.DataFrame, site: str, schema: Schema, response: bool = True
             arrays[role][part] = expression.value(rows)
         if response:
             arrays["y"][part] = _response(rows, formula, schema)
-        digests[part] = _digests(rows, kinds)
     _check(arrays, roles, formula if response else None, site, places)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return Design(torch.from_numpy(x), **tensors, kept=places, row_digests=digests, missing=missing)
+    return Design(torch.from_numpy(x), **tensors, kept=places, row_digests=row_digests(frame)[places], missing=missing)
 
 
 def _require_finite(x: np.ndarray, terms: Sequence[str], site: str, places: np.ndarray) -> None:
@@ -129,21 +126,3 @@ def _check(
             refuse_row(
                 site, f"the response {formula.response!r} has more successes than trials", excess, places, remedy
             )
-
-
-def _digests(rows: Rows, kinds: Mapping[str, Kind]) -> np.ndarray:
-    """A hash of each row's variables, the same in every process."""
-    total = np.uint64(0)
-    for name in sorted(kinds):
-        if kinds[name] == "categorical":
-            codes, found = levels(rows.column(name))
-            part = _hashed(np.array(found, object))[codes]
-        else:
-            part = _hashed(np.ascontiguousarray(rows.numbers(name)))
-        total = total * MIX + part
-    return np.asarray(total)
-
-
-def _hashed(values: np.ndarray) -> np.ndarray:
-    pandas: Any = pd  # its stubs do not know `pandas.util`
-    return pandas.util.hash_array(values, categorize=False)

@@ -25,7 +25,10 @@ def row_digests(frame: pd.DataFrame) -> NDArray[np.uint64]:
 def _hashed(values: pd.Series) -> NDArray[np.uint64]:
     if pd.api.types.is_numeric_dtype(values.dtype) and not pd.api.types.is_complex_dtype(values.dtype):
         return _of_numbers(values.to_numpy(np.float64, na_value=np.nan))
-    codes, levels = pd.factorize(values)  # a missing value has the code −1
+    try:
+        codes, levels = pd.factorize(values)  # a missing value has the code −1
+    except TypeError:  # a column of lists
+        codes, levels = pd.factorize(values.map(str))
     numbers = np.array([*map(_number, levels), np.nan])
     texts = np.array([*map(str, levels), ""], object)
     pandas: Any = pd  # its stubs do not know `pandas.util`
