@@ -69,8 +69,18 @@ def simulate(settings: Settings, sites: Mapping[str, Source] | Sequence[Source],
     rules = Guards() if guards is None else guards
     members = [Site(name, source, Guard(rules, None, False, name)) for name, source in sources(sites).items()]
     found = estimation.estimate(asking(members), settings)
-    told = tuple(warning for member in members if member.guard is not None for warning in member.guard.warnings)
-    return replace(found, warnings=found.warnings + told)
+    return replace(found, warnings=found.warnings + refusals(members))
+
+
+def refusals(sites: Sequence[Site]) -> tuple[str, ...]:
+    """What the guards of the sites warned of, a sentence for each reason."""
+    found: dict[str, list[str]] = {}
+    for site in sites:
+        for warning in site.guard.warnings if site.guard is not None else ():
+            found.setdefault(warning, []).append(repr(site.name))
+    return tuple(
+        f"site{'s' * (len(names) > 1)} {', '.join(names)} would refuse: {warning}" for warning, names in found.items()
+    )
 
 
 def asking(sites: Sequence[Site]) -> Ask:

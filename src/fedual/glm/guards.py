@@ -219,14 +219,16 @@ class Guard:
             exposed = max(exposed, min(numbers, now.parameters) / now.smallest)
         unknowns = sum(now.variables.values())
         new = Told(numbers / (now.size * unknowns), exposed / unknowns)
-        for name, old in book.before(now.rows, now.variables).items():
-            for rule, told in (
-                ("numbers_per_unknown", old.numbers + new.numbers),
-                ("numbers_per_exposed", old.exposed + new.exposed),
-            ):
-                if told > getattr(rules, rule) + ROUNDING:
-                    words = f"it has told as much of {name!r} as it may; ask for fewer columns, rounds or fits."
-                    found.append((rule, words, f"{told:.3g} numbers for each value of {name!r}"))
+        before = book.before(now.rows, now.variables)
+        for rule, told in (
+            ("numbers_per_unknown", {name: old.numbers + new.numbers for name, old in before.items()}),
+            ("numbers_per_exposed", {name: old.exposed + new.exposed for name, old in before.items()}),
+        ):
+            if spent := {name: each for name, each in told.items() if each > getattr(rules, rule) + ROUNDING}:
+                names = _several(list(spent))
+                words = f"it has told as much of {names} as it may; ask for fewer columns, rounds or fits."
+                private = ", ".join(f"{each:.3g} numbers for each value of {name!r}" for name, each in spent.items())
+                found.append((rule, words, private))
         if not (found and self.enforce):
             book.charge(now.rows, dict.fromkeys(now.variables, new))
             book.replies.add(reply)
@@ -264,7 +266,7 @@ class Guard:
     def _refuse(self, rule: str, words: str, private: str, probes: bool = False, about: bytes = b"") -> None:
         """Raise, or collect a warning; a refusal that `probes` the table's content is counted once for each request."""
         if not self.enforce:
-            warning = f"site {self.site!r} would refuse: {rule}: {words}"
+            warning = f"{rule}: {words}"
             if warning not in self.warnings:
                 self.warnings.append(warning)
             return
@@ -300,6 +302,12 @@ class Guard:
             words = "its ledger cannot be used; its operator finds the reason in its log."
             log.error("%s: %s", self.site, error)
             raise Refusal(self.site, "ledger", words, str(error)) from error
+
+
+def _several(names: Sequence[str]) -> str:
+    """The first name, and how many others there are."""
+    others = len(names) - 1
+    return f"{names[0]!r}" + (f" and {others} other column{'s' * (others != 1)}" if others else "")
 
 
 def _variable(term: str) -> str:

@@ -106,8 +106,10 @@ class Site:
         facts = message.facts
         formula = parse(facts["formula"], facts.get("categorical", ()))
         columns = Columns(**facts["columns"])
+        only_warns = self.guard is not None and not self.guard.enforce
+        least = 1 if only_warns else facts["least"]
         reply, counts = schemas.describe(
-            read(self.source, self.name), self.name, formula, columns, facts["least"], facts["levels"]
+            read(self.source, self.name), self.name, formula, columns, least, facts["levels"]
         )
         if self.guard is not None:
             self.guard.formulas(formula.text, columns.weights, columns.offset, columns.trials)
@@ -149,6 +151,8 @@ class Site:
         if loss is not None:
             _, state = client_step(method, Broadcast(lam_g), ClientState(dual[None], None, {}), likelihood)
             assert state.eta is not None
+            if facts["method"] == "variational":
+                likelihood.expand(mean)  # the quadrature has many points: the guard sees the one in the middle
             self._check_point(likelihood)
             kept["eta"] = state.eta[0]
         if message.kind == "certificate":
