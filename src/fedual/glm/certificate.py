@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedual.glm.distributions import Binomial, NegativeBinomial
+from fedual.glm.distributions import Binomial, Distribution, NegativeBinomial
 from fedual.glm.likelihood import Likelihood
 from fedual.glm.messages import packed
 
@@ -16,7 +16,7 @@ CALIBRATION_BINS = 10
 
 
 def figures(likelihood: Likelihood, theta: Tensor, unit: float, least: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Sums at θ: deviance, Pearson's χ², the sandwich's filling, residuals and calibration.
+    """Sums at θ: the deviance, the sandwich's filling, residuals and calibration.
 
     Args:
         likelihood: The site's.
@@ -26,11 +26,9 @@ def figures(likelihood: Likelihood, theta: Tensor, unit: float, least: int) -> t
     """
     y, weight, mean = likelihood.y, likelihood.weight, likelihood.means(theta)
     distribution = likelihood.distribution.at(likelihood.split(theta)[1])
-    residual = torch.where(y == mean, 0.0, (y - mean) / distribution.variance(mean)[0].sqrt())
     facts: dict[str, Any] = {
         "deviance": float(weight @ distribution.deviance(mean, y)),
-        "pearson": float(weight @ residual**2),
-        "residuals": _histogram(residual * weight.sqrt() / unit, least),
+        "residuals": _histogram(_pearson(distribution, mean, y) * weight.sqrt() / unit, least),
     }
     if isinstance(distribution, Binomial):
         facts["calibration"] = _calibration(mean, y, weight, least)
@@ -41,15 +39,13 @@ def figures(likelihood: Likelihood, theta: Tensor, unit: float, least: int) -> t
 
 
 def log_likelihoods(likelihood: Likelihood, theta: Tensor, null: float | None, dispersion: float) -> dict[str, float]:
-    """The log-likelihoods, with all constants, and the deviances, at θ and without covariates."""
+    """The log-likelihoods, with all constants, and the deviances, at θ and without covariates; Pearson's χ² at θ."""
     distribution = likelihood.distribution.at(likelihood.split(theta)[1])
-    y, weight, mean, without = (
-        likelihood.y,
-        likelihood.weight,
-        likelihood.means(theta),
-        likelihood.null_means(theta, null),
-    )
+    y, weight, mean = likelihood.y, likelihood.weight, likelihood.means(theta)
+    without = likelihood.null_means(theta, null)
     return {
+        "deviance": float(weight @ distribution.deviance(mean, y)),
+        "pearson": float(weight @ _pearson(distribution, mean, y) ** 2),
         "loglik": float(distribution.loglik(mean, y, weight, dispersion)),
         "null_loglik": float(distribution.loglik(without, y, weight, dispersion)),
         "null_deviance": float(weight @ distribution.deviance(without, y)),
@@ -82,6 +78,11 @@ def meat(likelihood: Likelihood, theta: Tensor) -> Tensor:
             scores = torch.cat([scores, in_alpha[:, None]], 1)
         found += scores.mT @ scores
     return found
+
+
+def _pearson(distribution: Distribution, mean: Tensor, y: Tensor) -> Tensor:
+    """Residuals in units of the family's sd at dispersion 1."""
+    return torch.where(y == mean, 0.0, (y - mean) / distribution.variance(mean)[0].sqrt())
 
 
 def _histogram(values: Tensor, least: int) -> list[int]:

@@ -220,10 +220,10 @@ class Estimation:
             raise DataError(
                 f"{n} rows for {parameters} coefficients leave nothing for the dispersion: use fewer terms."
             )
-        known, deviance = self.distribution.known_dispersion, total("deviance")
-        facts = {"model": self.model, "null": rounds.null, "dispersion": 1.0 if known else deviance / n}
+        known = self.distribution.known_dispersion
+        facts = {"model": self.model, "null": rounds.null, "dispersion": 1.0 if known else total("deviance") / n}
         logs = self.ask(Message("likelihood", facts, {**rounds.units, "theta": rounds.mean}))
-        log_sum = lambda name: sum(float(reply.facts[name]) for reply in logs.values())
+        final = lambda name: sum(float(reply.facts[name]) for reply in logs.values())
         information = torch.linalg.inv(rounds.precision)
         meat = torch.stack([unpacked(reply.tensors["meat"]) for reply in replies.values()]).sum(0)
         p, units = len(self.terms), self._own_units()
@@ -233,10 +233,9 @@ class Estimation:
         return {
             "schema": self.schema, "family": self.settings.family, "link": self.settings.link, "n": n,
             "sites": self._sites(), "site_effects": self.settings.site, "parameters": parameters, "prior": self.prior,
-            "dispersion": 1.0 if known else total("pearson") / (n - parameters),
-            "loglik": log_sum("loglik"), "null_loglik": log_sum("null_loglik"), "deviance": deviance,
-            "null_deviance": log_sum("null_deviance"), "pearson": total("pearson"),
-            "df_model": parameters - (self.own_intercepts or INTERCEPT in self.terms), "df_resid": n - parameters,
+            "dispersion": 1.0 if known else final("pearson") / (n - parameters),
+            **{name: final(name) for name in ("loglik", "null_loglik", "deviance", "null_deviance", "pearson")},
+            "df_model": len(self.terms) - (INTERCEPT in self.terms), "df_resid": n - parameters,
             "hc0": None if rounds.prior.any() else hc0.numpy(), "alpha": alpha,
             "alpha_se": None if alpha is None else alpha * float(information[-1, -1].sqrt()),
             "convergence": Convergence(
