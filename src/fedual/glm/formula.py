@@ -225,7 +225,8 @@ def _response(text: str, terms: Iterable[Term], found: dict[str, Expression]) ->
     if len(factors) != 1 or len(factors[0]) != 1 or factors[0][0] not in found:
         raise InputError(f"{_shown(text)} must have one column or expression as its response: write 'y ~ x + z'.")
     response = found[factors[0][0]]
-    if response.calls or not response.uses or "levels" in dict(response.uses).values():
+    coded = any(use == "levels" and name != response.text for name, use in response.uses)
+    if response.calls or not response.uses or coded:
         raise InputError(f"{_shown(text)}: {factors[0][0]!r} cannot be the response: use a column, or e.g. log(y).")
     return factors[0][0]
 
