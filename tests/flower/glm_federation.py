@@ -24,7 +24,8 @@ def frame(seed: int, rows: int) -> pd.DataFrame:
     random = np.random.default_rng(seed)
     age, sex = random.normal(50, 10, rows), random.choice(["female", "male"], rows)
     chance = 1 / (1 + np.exp(2.5 - age / 20 - 0.5 * (sex == "male")))
-    return pd.DataFrame({"age": age, "sex": sex, "sick": (random.random(rows) < chance).astype(int)})
+    sick, visits = (random.random(rows) < chance).astype(int), random.negative_binomial(2, 1 / (1 + age / 40))
+    return pd.DataFrame({"age": age, "sex": sex, "sick": sick, "visits": visits})
 
 
 FRAMES = {name: frame(seed, 300 + 150 * seed) for seed, name in enumerate(NAMES)}

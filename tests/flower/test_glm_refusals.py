@@ -99,7 +99,6 @@ HOSTILE = {
     "NaN among facts": (fact("loss", math.nan), "its facts contain NaN, or a number beyond"),
     "a large number in a list": (fact("more", [{"a": [0, 1e200]}]), "its facts contain NaN, or a number beyond"),
     "a text for a number": (fact("loss", "x"), "its 'loss' is a text, where others sent a number"),
-    "no number": (fact("loss", None), "its 'loss' is null, where others sent a number"),
     "a list of another length": (fact("loss", [1, 2]), "its 'loss' is 2 numbers, where others sent a number"),
     "no facts": (said(facts=5), "it has no facts"),
     "no kind": (said(kind=5), "it does not say what it is"),

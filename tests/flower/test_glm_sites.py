@@ -15,8 +15,11 @@ from glm_federation import FORMULA, FRAMES, Sites, first, kind
 
 from fedual import glm
 from fedual.errors import FedualError
-from fedual.glm.flower import exchange
+from fedual.glm.fitting import simulate
+from fedual.glm.flower import client_app, exchange
 from fedual.glm.flower import sites as sites_module
+from fedual.glm.guards import Guards
+from fedual.glm.settings import Settings
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +49,30 @@ def agrees(fit: glm.Fit, expected: pd.DataFrame, tolerance: float = 1e-10) -> No
 def test_the_simulators_table(tmp_path: Path, expected: pd.DataFrame, capsys: pytest.CaptureFixture[str]):
     agrees(Sites(tmp_path).fit(), expected)
     assert "C(sex)[T.male]" in capsys.readouterr().out
+
+
+SETTINGS = {
+    "own intercepts": {"formula": FORMULA, "family": "binomial", "site": "fixed"},
+    "splines": {"formula": "sick ~ bs(age, df=4) + C(sex)", "family": "binomial"},
+    "a named class": {"formula": "sex ~ scale(age)", "family": "binomial", "event": "female"},
+    "gaussian": {"formula": "age ~ C(sex) + sick"},
+    "poisson": {"formula": "visits ~ age + C(sex)", "family": "poisson"},
+    "gamma": {"formula": "age ~ C(sex) + sick", "family": "gamma"},
+    "negative binomial": {"formula": "visits ~ age", "family": "negative-binomial"},
+    "posterior": {"formula": FORMULA, "family": "binomial", "estimate": "posterior", "prior": 0.5},
+    "variational": {"formula": FORMULA, "family": "binomial", "estimate": "variational"},
+}
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+def test_every_model_has_the_simulators_table(tmp_path: Path, what: str):
+    settings = Settings(**SETTINGS[what])  # type: ignore[arg-type]
+    generous = client_app(guards=Guards(numbers_per_unknown=9.0, numbers_per_exposed=99.0, max_rounds=40))
+    fit = Sites(tmp_path, app=generous).fit(settings=settings)
+    expected = simulate(settings, FRAMES)
+    agrees(fit, expected.table)
+    assert fit.loglik == pytest.approx(expected.loglik, rel=1e-12)
+    assert fit.convergence.rounds == expected.convergence.rounds
 
 
 KINDS = ("hello", "describe", "moments", "round", "certificate", "likelihood")

@@ -1,104 +1,78 @@
-"""The how-to of a deployment, followed to the letter: commands, units and files, of three machines in one folder."""
+"""The how-tos of a deployment, followed to the letter: commands, units and files, of all machines in one folder."""
 
 import re
-import shlex
-import shutil
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
-from cluster import HOST, Cluster, free_ports, real, wait_for
+from cluster import real
+from glm_federation import FRAMES
+from reader import Reader, blocks
 
+from fedual import glm
 from fedual.rundir import RunDirectory
 
 pytestmark = real
-PAGE = Path(__file__).parents[2] / "docs/how-to/deploy.md"
 ROUNDS = 2
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
-
-
-class Reader:
-    """Somebody who types what the page says; names and places are this machine's."""
-
-    def __init__(self, folder: Path):
-        self.folder, self.cluster = folder, Cluster(folder, nodes=0, hurry=False)
-        self.port, self.north, self.south = free_ports(3)
-        (folder / "user.home").mkdir()
-
-    def here(self, text: str, node: int = 0) -> str:
-        for theirs, ours in {
-            "/srv/fedual/.venv/bin": str(Path(sys.executable).parent),
-            "/srv/fedual": str(self.folder),
-            "/abs": str(self.folder),
-            "server.example": "localhost",
-            "--host 0.0.0.0": f"--host {HOST}",
-            "8000": str(self.port),
-            "9094": str(node),
-        }.items():
-            text = text.replace(theirs, ours)
-        return text
-
-    def types(self, commands: str) -> str:
-        environment = self.cluster._environment("user") | {"COLUMNS": "200"}  # tables in full
-        script = f"set -e\n{self.here(commands)}"
-        done = subprocess.run(
-            ("bash", "-c", script), cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, f"{commands}{done.stdout}{done.stderr}"
-        return done.stdout
-
-    def starts(self, unit: str, text: str) -> None:
-        """What systemd would start; it reads the unit itself where it is installed."""
-        path = self.folder / f"{unit}.service"
-        path.write_text(text)
-        if shutil.which("systemd-analyze"):
-            subprocess.run(("systemd-analyze", "verify", "--man=no", path), check=True, capture_output=True)
-        (line,) = re.findall(r"^ExecStart=(.*)$", text.replace("\\\n", " "), re.MULTILINE)
-        self.cluster.launch(unit, *shlex.split(line))
-
-    def listens(self) -> bool:
-        with socket.socket() as s:
-            return s.connect_ex((HOST, self.port)) == 0
-
-
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[Reader]:
-    reader = Reader(tmp_path)
-    yield reader
-    reader.cluster.stop()
+def readers(tmp_path: Path) -> Iterator[Callable[..., Reader]]:
+    made = []
+
+    def make(*sites: str) -> Reader:
+        made.append(Reader(tmp_path, *sites))
+        return made[0]
+
+    yield make
+    for reader in made:
+        reader.cluster.stop()
 
 
-def test_three_machines(reader: Reader):
-    folder, cluster = reader.folder, reader.cluster
-    init, certificates, submit = blocks("bash")
-    superlink, supernode = blocks("ini")
+def test_three_machines(readers: Callable[..., Reader]):
+    reader = readers("north", "south")
+    init, certificates, submit = blocks("deploy.md", "bash")
     reader.types(init)
-    app = folder / "my-federation" / "pyproject.toml"
+    app = reader.folder / "my-federation" / "pyproject.toml"
     app.write_text(app.read_text().replace("rounds = 10", f"rounds = {ROUNDS}"))
-    reader.types(certificates)
+    reader.starts_the_server()
     (key,) = re.findall(r"^ssh-keygen .*$", certificates, re.MULTILINE)
     reader.types(key.replace("north", "south"))
-
-    reader.starts("superlink", reader.here(superlink))
-    wait_for(reader.listens, 60, "the SuperLink is up", lambda: cluster.log("superlink"))
-    (folder / "user.home" / "config.toml").write_text(reader.here(blocks("toml")[0]))
     register, run, state = submit.strip().splitlines()
     for site in ("north", "south"):
         reader.types(register.replace("north", site))
-    reader.starts("north", reader.here(supernode, reader.north))
-    south = supernode.replace("north", "south").replace("partition-id=0", "partition-id=1")
-    reader.starts("south", reader.here(south, reader.south))
-    for site in ("north", "south"):
-        wait_for(lambda site=site: "SuperNode ID" in cluster.log(site), 90, site, lambda site=site: cluster.log(site))
-
+    reader.starts_the_sites(blocks("deploy.md", "ini")[1])
     log = reader.types(run)
     assert "completed" in reader.types(state), log
-    done = folder / "runs" / "digits"
+    done = reader.folder / "runs" / "digits"
     assert [record["clients"] for record in RunDirectory.open(done).history()] == [["north", "south"]] * ROUNDS
     assert (done / "posterior.safetensors").exists()
+
+
+def test_a_regression_on_three_machines(readers: Callable[..., Reader]):
+    reader = readers(*FRAMES)
+    folder, files = reader.folder, {name: reader.folder / f"{name}.csv" for name in FRAMES}
+    key, submit, run, again = blocks("deploy-glm.md", "bash")
+    guards, config = blocks("deploy-glm.md", "toml")
+    (folder / "guards.toml").write_text(guards)
+    reader.starts_the_server()
+    register, init = submit.strip().splitlines()
+    for name, table in FRAMES.items():
+        table.to_csv(files[name], index=False)
+        (folder / name).unlink(missing_ok=True)  # the other page made a key, too
+        reader.types(key.replace("north", name))
+        reader.types(register.replace("north", name))
+    reader.starts_the_sites(blocks("deploy-glm.md", "ini")[0])
+    reader.types(init)
+    app = folder / "my-regression" / "pyproject.toml"
+    for line in reader.here(config).splitlines():
+        text, count = re.subn(rf"^{line.partition(' ')[0]} = .*$", line, app.read_text(), flags=re.MULTILINE)
+        assert count == 1
+        app.write_text(text)
+    for command, formula, out in ((run, "sick ~ age + C(sex)", "fit"), (again, "sick ~ age * C(sex)", "fit2")):
+        log = reader.types(command)
+        table = pd.read_csv(folder / out / "table.csv", index_col="term")
+        np.testing.assert_allclose(table, glm.fit(formula, files, family="binomial").table, rtol=1e-8, atol=1e-8)
+        assert (folder / out / "summary.txt").read_text() in log

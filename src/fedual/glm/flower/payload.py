@@ -21,6 +21,7 @@ MOST_LETTERS = 1 << 22
 """Largest length of a message's facts."""
 LARGEST = 1e150
 """Largest number of a message; its square is finite."""
+NULL = "null"
 
 
 def pack(message: Message, **envelope: str) -> RecordDict:
@@ -51,13 +52,13 @@ def unpack(content: RecordDict) -> Message:
 def misfits(replies: Mapping[str, Message]) -> dict[str, str]:
     """Sites whose answers to one request have other parts than those of most sites, and the first such part.
 
-    Parts are tensors with their shapes, and facts with their kinds.
+    Parts are tensors with their shapes, and facts with their kinds. A fact may be null, such as an infinite loss.
     """
     layouts = {site: _layout(reply) for site, reply in replies.items()}
     found = dict[str, str]()
     for part in sorted({part for layout in layouts.values() for part in layout}):
-        kinds = {site: layout.get(part, "none") for site, layout in layouts.items()}
-        usual, _ = Counter(kinds.values()).most_common(1)[0]
+        kinds = {site: layout.get(part, "none") for site, layout in layouts.items() if layout.get(part) != NULL}
+        usual, _ = Counter(kinds.values() or [NULL]).most_common(1)[0]
         for site, kind in kinds.items():
             if kind != usual:
                 found.setdefault(site, f"its '{wire.brief(part)}' is {kind}, where others sent {usual}")
@@ -72,10 +73,10 @@ def _layout(message: Message) -> dict[str, str]:
 def _kind(value: Any) -> str:
     """The kind of a JSON value in words."""
     if isinstance(value, list):
-        numbers = all(_kind(each) == "a number" for each in value)
+        numbers = all(_kind(each) in ("a number", NULL) for each in value)
         return f"{len(value)} numbers" if value and numbers else "a list"
     kinds = {bool: "true or false", int: "a number", float: "a number", str: "a text", dict: "an object"}
-    return kinds.get(type(value), "null")
+    return kinds.get(type(value), NULL)
 
 
 def _parse(text: Any) -> dict[str, Any]:
