@@ -39,9 +39,14 @@ def test_a_planted_combination_is_found_whatever_hides_it(rows: int, size: int, 
     planted = torch.zeros(len(x))
     planted[torch.randperm(len(x), generator=generator)[:rows]] = torch.rand(rows, generator=generator) + 0.5
     x[:, 1] = x[:, 0] + 10.0 ** (-3 * (seed % 3)) * planted
-    mixed = torch.cat([x @ torch.randn(size, size, generator=generator), torch.ones(len(x), 1), x[:, :1] * 3], 1)
+    others = [torch.ones(len(x), 1), torch.zeros(len(x), 1), x[:, 2:3] * 3]
+    mixed = torch.cat([x[:, 2:3], *others, x @ torch.randn(size, size, generator=generator)], 1)
     assert singled_out(mixed, 4)
     assert not singled_out(mixed, rows - 1) if rows > 1 else True
+
+
+def test_more_columns_than_rows_single_out_all_of_them():
+    assert singled_out(torch.randn(5, 8), 1)
 
 
 def test_levels_of_enough_rows_are_not_singled_out():

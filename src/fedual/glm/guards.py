@@ -144,10 +144,14 @@ class Guard:
             self._refuse("rows_per_parameter", words, f"{n} rows")
         if not n:
             return
-        beside = [design.y, design.trials - design.y, design.weights, design.offset, design.trials]
-        everything = torch.cat([design.x, torch.stack(beside, 1)], 1)
         names = [_variable(term) for term in terms]
-        self._cells([*names, "the response", "the response", "the weights", "the offset", "the trials"], everything)
+        varies = lambda column: bool((column != column[0]).any())
+        beside = {"the response": design.y, "the weights": design.weights, "the offset": design.offset}
+        if varies(design.trials):
+            beside |= {"the trials": design.trials, "the failures": design.trials - design.y}
+        beside = {name: column for name, column in beside.items() if varies(column)}
+        everything = torch.cat([design.x, *(column[:, None] for column in beside.values())], 1)
+        self._cells([*names, *beside], everything)
         if rules.min_cell > 1 and singled_out(everything, rules.min_cell - 1):
             words = f"a combination of the columns differs from zero in fewer than {rules.min_cell} rows; take fewer."
             self._refuse("min_cell", words, f"columns {terms}", probes=True, about=_digest(everything))

@@ -56,15 +56,24 @@ def singled_out(columns: Tensor, most: int) -> bool:
     is the largest eigenvalue of Q_T Q_Tᵀ. It is at most the sum of their leverages, so that one of them has a leverage
     of at least 1/most; the rows that go with it are those with the largest entries in its column of QQᵀ.
     """
-    norms = columns.norm(dim=0)
-    q, r = torch.linalg.qr(columns[:, norms > 0] / norms[norms > 0])
-    q = q[:, r.diagonal().abs() > DEPENDENT]
-    leverage = q.square().sum(1)
-    for row in (leverage >= CARRIED / most).nonzero().ravel():
-        rows = (q @ q[row]).abs().topk(min(most, len(q))).indices
-        if float(torch.linalg.eigvalsh(q[rows] @ q[rows].mT)[-1]) > CARRIED:
+    basis = _basis(columns)
+    for row in (basis.square().sum(1) >= CARRIED / most).nonzero().ravel():
+        rows = (basis @ basis[row]).abs().topk(min(most, len(basis))).indices
+        if float(torch.linalg.eigvalsh(basis[rows] @ basis[rows].mT)[-1]) > CARRIED:
             return True
     return False
+
+
+def _basis(columns: Tensor) -> Tensor:
+    """An orthonormal basis of the span of columns, `(N, rank)`.
+
+    Where a column is determined by those before it, the factorisation goes on with an arbitrary vector in its place, of
+    which later columns lose their part: it begins again without that column.
+    """
+    columns = columns[:, : len(columns)]
+    q, r = torch.linalg.qr(columns)
+    kept = r.diagonal().abs() > DEPENDENT * columns.norm(dim=0)
+    return q if kept.all() else _basis(columns[:, kept])
 
 
 class Groups(NamedTuple):
