@@ -88,6 +88,13 @@ def test_a_likelihood_ratio_test():
     assert (found.df, found.statistic, found.p) == pytest.approx((r["df"], r["statistic"], r["p"]), rel=1e-8)
 
 
+def test_a_line_is_within_a_spline():
+    curve = "bs(age, knots=[45, 55], lower_bound=15, upper_bound=85)"
+    found = glm.anova(fitted("sick ~ age", family="binomial"), fitted(f"sick ~ {curve}", family="binomial"))
+    r = R["anova"]["spline"]
+    assert (found.df, found.statistic, found.p) == pytest.approx((r["df"], r["statistic"], r["p"]), rel=1e-7)
+
+
 def test_an_f_test():
     smaller = fitted("cost ~ age", family="gamma")
     found, r = glm.anova(smaller, fitted("cost ~ age + dose + stage", family="gamma")), R["anova"]["f"]

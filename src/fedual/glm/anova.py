@@ -79,7 +79,8 @@ def anova(fit1: Figures, fit2: Figures) -> Anova:
     """Test the terms by which the larger of two nested fits exceeds the smaller one.
 
     A likelihood-ratio test if the family knows its dispersion, else an F test with the larger fit's dispersion, as R's
-    `anova(small, large, test=…)`. Fits with and without an intercept for each site are compared, too.
+    `anova(small, large, test=…)`. Fits with and without an intercept for each site are compared, too; and a line with a
+    spline or polynomial of the same column, of which it is a special case.
 
     Raises:
         InputError: The fits are not nested, or not of the same rows, family and link.
@@ -119,7 +120,13 @@ def _check(small: Figures, large: Figures) -> None:
     fixed = {"fixed": {"Intercept"}, "pooled": set()}
     names = [set(fit.terms) - set(fit.aliased) | fixed[fit.site_effects] for fit in (small, large)]
     kinds = (small.site_effects, large.site_effects)
-    if extra := sorted(names[0] - names[1]) or ([OWN] if kinds == ("fixed", "pooled") else []):
+    if extra := sorted(names[0] - names[1] - _spanned(large)) or ([OWN] if kinds == ("fixed", "pooled") else []):
         raise InputError(f"The fits are not nested: the larger one lacks {', '.join(extra)}; {remedy}.")
     if small.parameters == large.parameters:
         raise InputError(f"The fits have the same {small.parameters} parameters: {remedy}.")
+
+
+def _spanned(fit: Figures) -> set[str]:
+    """Columns of whose splines or polynomials a fit has terms: straight lines are among them."""
+    calls = [call for call in fit.schema.parsed.calls.values() if call.transform.several]
+    return {call.argument.text for call in calls if getattr(call.transform, "degree", 1) > 0}

@@ -86,6 +86,9 @@ fits <- list(
 smaller <- glm(sick ~ age, binomial, table, control = exact)
 larger <- glm(sick ~ age + dose + stage, binomial, table, control = exact)
 likelihood <- anova(smaller, larger, test = "LRT")
+straight <- glm(sick ~ age, binomial, table, control = exact)
+curved <- glm(sick ~ bs(age, knots = c(45, 55), Boundary.knots = c(15, 85)), binomial, table, control = exact)
+spline <- anova(straight, curved, test = "LRT")
 short <- glm(cost ~ age, Gamma("log"), table, control = exact)
 long <- glm(cost ~ age + dose + stage, Gamma("log"), table, control = exact)
 f_test <- anova(short, long, test = "F")
@@ -97,6 +100,7 @@ content <- list(
     R = R.version.string, MASS = as.character(packageVersion("MASS")), fits = fits,
     anova = list(
         likelihood = list(df = likelihood$Df[2], statistic = likelihood$Deviance[2], p = likelihood$`Pr(>Chi)`[2]),
+        spline = list(df = spline$Df[2], statistic = spline$Deviance[2], p = spline$`Pr(>Chi)`[2]),
         f = list(df = f_test$Df[2], statistic = f_test$F[2], p = f_test$`Pr(>F)`[2])
     ),
     predict = list(
