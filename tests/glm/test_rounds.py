@@ -38,7 +38,7 @@ def test_a_round_is_that_of_the_algorithm():
     """The same λ_g as `algorithm.step` with the same method on the same losses, round for round."""
     sites = members()
     settings = Settings("sick ~ a + b", family="binomial")
-    started = Estimation(asking(sites), settings, 1)
+    started = Estimation(asking(sites), settings)
     rounds, moments = started.rounds, started.moments
     scaled = [((site._read(started.schema).x - moments.centre) / moments.scale, site.source["sick"]) for site in sites]
     losses = Linear.from_clients("binomial", [(x, torch.tensor(y.to_numpy(float))) for x, y in scaled])
@@ -105,7 +105,7 @@ def test_the_same_question_has_the_same_answer_bit_for_bit():
 def test_from_a_bad_point_newton_steps_with_a_line_search_lead_back():
     """The summed loss rises: the rounds go back to the best point, search along Newton's step, and still arrive."""
     settings = Settings("count ~ a + b", family="poisson", max_rounds=30, cavity_rounds=3)
-    started = Estimation(asking(members()), settings, 1)
+    started = Estimation(asking(members()), settings)
     rounds = started.rounds
     good = glm.fit("count ~ a + b", tables(), family="poisson")
     rounds.exchange("cavity")
@@ -120,7 +120,7 @@ def test_from_a_bad_point_newton_steps_with_a_line_search_lead_back():
 
 def test_a_loss_that_overflows_is_a_bad_point_and_no_failure():
     site = members()[0]
-    started = Estimation(asking([site]), Settings("count ~ a + b", family="poisson"), 1)
+    started = Estimation(asking([site]), Settings("count ~ a + b", family="poisson"))
     rounds = started.rounds
     rounds.exchange("cavity")
     far = torch.tensor([800.0, 0.0, 0.0], dtype=torch.float64)

@@ -13,7 +13,6 @@ from fedual.glm import handshake
 from fedual.glm.certificate import RESIDUAL_EDGES
 from fedual.glm.distributions import distribution
 from fedual.glm.figures import Convergence, Estimate, PosteriorKind, SiteFigures
-from fedual.glm.handshake import LEAST
 from fedual.glm.messages import Ask, Message, unpacked
 from fedual.glm.prior import FLAT, INTERCEPT, Prior
 from fedual.glm.result import Fit
@@ -32,23 +31,22 @@ WEAK_SD, WEAK_INTERCEPT_SD, WEAK_EXTRA_SD = 2.5, 10.0, 1.5
 """Of the first λ_g: the sds of standardised slopes, of the intercept, and of the distribution's extra parameters."""
 
 
-def estimate(ask: Ask, settings: Settings, least: int = LEAST) -> Fit:
+def estimate(ask: Ask, settings: Settings) -> Fit:
     """Fit a regression to the sites behind `ask`.
 
     Args:
         ask: Sends a message to all sites.
         settings: What is fitted.
-        least: Levels with fewer rows at a site are not told.
     """
-    return Estimation(ask, settings, least).fit()
+    return Estimation(ask, settings).fit()
 
 
 class Estimation:
     """One fit: what its steps share."""
 
-    def __init__(self, ask: Ask, settings: Settings, least: int):
+    def __init__(self, ask: Ask, settings: Settings):
         self.ask, self.settings = ask, settings
-        self.schema = handshake.agree(ask, settings, least)
+        self.schema = handshake.agree(ask, settings)
         self.distribution = distribution(settings.family, settings.link)
         self.model = {
             "schema": self.schema.to_dict(),
@@ -73,7 +71,6 @@ class Estimation:
         facts = {
             "model": self.model,
             "unit": 1.0 if self.distribution.link != "identity" else self.moments.sd,
-            "least": least,
         }
         self.rounds = Rounds(
             ask, facts, unit, self._natural(FLAT), self._natural(weak, WEAK_EXTRA_SD), settings.max_rounds,

@@ -16,9 +16,6 @@ from fedual.glm.prior import INTERCEPT
 from fedual.glm.schema import Columns, Schema
 from fedual.glm.settings import Settings
 
-LEAST = 5
-"""Levels and cells with fewer rows are not told to the federation."""
-
 
 @dataclass(frozen=True)
 class Moments:
@@ -35,7 +32,7 @@ class Moments:
     scale: Tensor  # (p,), 1 for the intercept
 
 
-def agree(ask: Ask, settings: Settings, least: int) -> Schema:
+def agree(ask: Ask, settings: Settings) -> Schema:
     """The schema of all sites: variables and their levels, and what transformations measured."""
     formula = parse(settings.formula, settings.levels)
     columns = Columns(weights=settings.weights, offset=settings.offset, trials=settings.trials)
@@ -43,7 +40,6 @@ def agree(ask: Ask, settings: Settings, least: int) -> Schema:
         "formula": settings.formula,
         "categorical": sorted(settings.levels),
         "columns": {"weights": settings.weights, "offset": settings.offset, "trials": settings.trials},
-        "least": least,
         "levels": {name: list(levels) for name, levels in settings.levels.items()},
     }
     replies = ask(Message("describe", facts))
@@ -51,7 +47,7 @@ def agree(ask: Ask, settings: Settings, least: int) -> Schema:
     descriptions = {site: reply.facts for site, reply in replies.items()}
     schema = schemas.agree(formula, columns, descriptions, settings.levels, binary=binary, event=settings.event)
     while (request := schemas.unmeasured(schema)) is not None:
-        replies = ask(Message("measure", {"schema": schema.to_dict(), "request": request, "least": least}))
+        replies = ask(Message("measure", {"schema": schema.to_dict(), "request": request}))
         schema = schemas.measured(schema, {site: reply.facts for site, reply in replies.items()})
     return schema
 

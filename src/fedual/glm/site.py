@@ -75,6 +75,11 @@ class Site:
         self._likelihood: tuple[str, Likelihood] | None = None
         self._eta: dict[str, dict[str, Tensor]] = {}  # the digest of the last message → η_k in its variants
 
+    @property
+    def least(self) -> int:
+        """Levels and cells of histograms with fewer rows are not told."""
+        return max(1, self.guard.rules.min_cell) if self.guard is not None and self.guard.enforce else 1
+
     def answer(self, message: Message) -> Message:
         """Answer a message, or raise a `FedualError` of one sentence."""
         handlers = {
@@ -106,10 +111,8 @@ class Site:
         facts = message.facts
         formula = parse(facts["formula"], facts.get("categorical", ()))
         columns = Columns(**facts["columns"])
-        only_warns = self.guard is not None and not self.guard.enforce
-        least = 1 if only_warns else facts["least"]
         reply, counts = schemas.describe(
-            read(self.source, self.name), self.name, formula, columns, least, facts["levels"]
+            read(self.source, self.name), self.name, formula, columns, self.least, facts["levels"]
         )
         if self.guard is not None:
             self.guard.formulas(formula.text, columns.weights, columns.offset, columns.trials)
@@ -121,7 +124,7 @@ class Site:
         schema = Schema.from_dict(message.facts["schema"])
         frame = read(self.source, self.name)
         facts = message.facts
-        return Message("measure", schemas.measure(frame, self.name, schema, facts["request"], facts["least"]))
+        return Message("measure", schemas.measure(frame, self.name, schema, facts["request"], self.least))
 
     def _moments(self, message: Message) -> Message:
         model = Model.from_facts(message.facts["model"])
@@ -156,7 +159,7 @@ class Site:
             self._check_point(likelihood)
             kept["eta"] = state.eta[0]
         if message.kind == "certificate":
-            sums, tensors = figures(likelihood, mean, facts["unit"], facts["least"])
+            sums, tensors = figures(likelihood, mean, facts["unit"], self.least)
             reply |= sums
         else:
             tensors = {}
