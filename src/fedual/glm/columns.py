@@ -20,7 +20,9 @@ _NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal")
 def column(frame: pd.DataFrame, site: str, name: str) -> pd.Series:
     """A column by name, or `DataError` with the site's nearest name."""
     if name not in frame.columns:
-        raise DataError(f"Site {site!r} has no column {name!r}: {hint(name, list(map(str, frame.columns)))}")
+        near = hint(name, list(map(str, frame.columns)))  # never the list of all: a server would learn it
+        remedy = near if near.startswith("did you mean") else "correct the formula, or the table there."
+        raise DataError(f"Site {site!r} has no column {name!r}: {remedy}")
     found = frame[name]
     assert isinstance(found, pd.Series)  # `tables.read` refuses two columns of a name
     return found

@@ -111,12 +111,14 @@ class Site:
         facts = message.facts
         formula = parse(facts["formula"], facts.get("categorical", ()))
         columns = Columns(**facts["columns"])
+        if self.guard is not None:  # before the table is read: an error may tell the names of its columns
+            self.guard.formulas(formula.text, columns.weights, columns.offset, columns.trials)
+            self.guard.columns([*formula.variables, *columns.names()])
         reply, counts = schemas.describe(
             read(self.source, self.name), self.name, formula, columns, self.least, facts["levels"]
         )
         if self.guard is not None:
-            self.guard.formulas(formula.text, columns.weights, columns.offset, columns.trials)
-            self.guard.columns([*formula.variables, *columns.names()])
+            self.guard.columns(reply["kinds"])  # those of a dot, too
             self.guard.levels(counts)
         return Message("describe", reply)
 
