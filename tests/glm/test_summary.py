@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from pooled import ALL, FORMULA, pooled, simulated
 
+from fedual import glm
 from fedual.glm import layout
 from fedual.glm.figures import Convergence
 from fedual.glm.prior import Prior
@@ -70,6 +71,16 @@ def test_ratios_are_exponentials(family: str, title: str):
     posterior = np.exp([fit.table.posterior["C(group)[T.b]"], *fit.confint(0.9, "posterior").loc["C(group)[T.b]"]])
     np.testing.assert_allclose([float(cell) for cell in cells[4:]], posterior, rtol=5e-3)
     assert "Intercept" not in text.split("\n\n")[0]
+
+
+def test_splines_have_no_ratios():
+    """exp(β) of a spline's column is the ratio for nothing that can happen."""
+    table = simulated("binomial")
+    shown = str(glm.fit("y ~ bs(age, 4) + group", [table], family="binomial").summary())
+    ratios = shown.partition("Odds ratios")[2].partition("\n\n")[0]
+    assert "group[T.b]" in ratios
+    assert "bs(" not in ratios
+    assert "Odds" not in str(glm.fit("y ~ bs(age, 4)", [table], family="binomial").summary())
 
 
 def test_a_linear_model_has_no_ratios_but_r2():

@@ -87,7 +87,12 @@ class Summary:
     def _ratios(self) -> Grid | None:
         """exp(β) with intervals, for links where it is a ratio."""
         fit, name = self.fit, ratio_name(self.fit)
-        slopes = [i for i, term in enumerate(fit.terms) if term != "Intercept"]
+        curves = [
+            call.text for call in fit.schema.parsed.calls.values() if call.transform.several
+        ]  # no unit to rise by
+        slopes = [
+            i for i, term in enumerate(fit.terms) if term != "Intercept" and not any(text in term for text in curves)
+        ]
         if name is None or not slopes:
             return None
         uses: list[Use] = [use for use in get_args(Use) if has(fit, use)]
