@@ -71,7 +71,6 @@ class Rounds:
         self.previous, self.anchor = "", "eta"
         self.replies: Mapping[str, Message] = {}
         self.etas: dict[str, Tensor] = {}
-        self.certified = self.mean
         self._widths: list[Tensor] = []
 
     @property
@@ -172,7 +171,6 @@ class Rounds:
 
     def _certify(self, runaway: bool) -> bool:
         while True:
-            self.certified = self.mean
             objective = self.exchange("newton", certificate=True)
             if self.history[-1]["step_se"] <= self.tol and self._is_best(objective):
                 return True
