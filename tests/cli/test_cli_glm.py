@@ -1,6 +1,8 @@
 """`fedual glm`: the table of `fedual.glm.fit`, on the terminal and in files; mistakes are one sentence."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +137,13 @@ def test_a_mistake_is_one_sentence_and_code_2(folder: Path, what: str):
 def test_help_has_an_example(folder: Path):
     done = fedual(folder, "glm", "--help")
     assert "fedual glm 'sick ~ age + C(sex)' north.csv" in " ".join(done.out.split())
+
+
+@pytest.mark.parametrize("missing", ["formulaic", "pandas", "scipy"])
+def test_without_the_extra(folder: Path, missing: str):
+    code = f"import sys; sys.modules[{missing!r}] = None; from fedual.cli import main; main()"
+    command = [sys.executable, "-c", code, "glm", FORMULA, *FILES]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"fedual: fedual glm needs {missing}")
+    assert done.stderr.endswith("which is missing: pip install 'fedual[glm]'\n")

@@ -70,14 +70,15 @@ class Sites(Here):
         return [kind(message) for message in self.sent if message.metadata.dst_node_id == node]
 
 
-def first(node: int, what: str, then: Callable[[Message, Callable[[], Message]], Any]) -> Between:
-    """Something happens to the first message of a kind at a node."""
-    done = []
+def first(node: int, what: str, then: Callable[[Message, Callable[[], Message]], Any], nth: int = 1) -> Between:
+    """Something happens to the first (or nth) message of a kind at a node."""
+    seen = []
 
     def between(at: int, message: Message, answer: Callable[[], Message]) -> Message | None:
-        if at == node and kind(message) == what and not done:
-            done.append(True)
-            return then(message, answer)
+        if at == node and kind(message) == what:
+            seen.append(message)
+            if len(seen) == nth:
+                return then(message, answer)
         return answer()
 
     return between

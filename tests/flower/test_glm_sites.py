@@ -19,6 +19,7 @@ from fedual.glm.fitting import simulate
 from fedual.glm.flower import client_app, exchange
 from fedual.glm.flower import sites as sites_module
 from fedual.glm.guards import Guards
+from fedual.glm.ledger import opened
 from fedual.glm.settings import Settings
 
 
@@ -67,8 +68,8 @@ SETTINGS = {
 @pytest.mark.parametrize("what", SETTINGS)
 def test_every_model_has_the_simulators_table(tmp_path: Path, what: str):
     settings = Settings(**SETTINGS[what])  # type: ignore[arg-type]
-    generous = client_app(guards=Guards(numbers_per_unknown=9.0, numbers_per_exposed=99.0, max_rounds=40))
-    fit = Sites(tmp_path, app=generous).fit(settings=settings)
+    generous = Guards(min_cell=1, numbers_per_unknown=9.0, numbers_per_exposed=99.0, max_rounds=40)
+    fit = Sites(tmp_path, app=client_app(guards=generous)).fit(settings=settings)
     expected = simulate(settings, FRAMES)
     agrees(fit, expected.table)
     assert fit.loglik == pytest.approx(expected.loglik, rel=1e-12)
@@ -85,6 +86,34 @@ def test_a_reply_that_is_lost(tmp_path: Path, expected: pd.DataFrame, what: str,
     grid = Sites(tmp_path, first(101, what, lambda message, answer: answer() and None if answered else None))
     agrees(grid.fit(), expected)
     assert grid.asked(101).count(what) > grid.asked(100).count(what)
+
+
+def spent(grid: Sites) -> list[Any]:
+    """What the ledger of south says."""
+    (folder,) = (grid.path / "state-south").iterdir()
+    with opened(folder / "ledger") as book:
+        return [book.spent, book.rounds]
+
+
+@pytest.mark.parametrize("answer_file", ["kept", "damaged"])
+def test_an_answer_that_is_sent_again_costs_nothing(tmp_path: Path, expected: pd.DataFrame, answer_file: str):
+    """Unless the site has lost it: then it may be another answer, which counts."""
+    ledgers = []
+    for number in (1, 2):
+        (tmp_path / str(number)).mkdir()
+        grid = Sites(tmp_path / str(number))
+
+        def lost(message: Message, answer: Callable[[], Message], grid: Sites = grid) -> None:
+            answer()
+            (folder,) = (grid.path / "state-south").iterdir()
+            if answer_file == "damaged":
+                (folder / "answer.safetensors").write_bytes(b"damaged")
+
+        if number == 2:
+            grid.between = first(101, "round", lost, nth=2)  # the answer depends on the memory
+        agrees(grid.fit(), expected, 1e-8)
+        ledgers.append(spent(grid))
+    assert (ledgers[0] == ledgers[1]) == (answer_file == "kept")
 
 
 def test_a_reply_that_comes_late_counts(tmp_path: Path, expected: pd.DataFrame):

@@ -26,6 +26,7 @@ EXTRAS = {
     "plots": {"matplotlib": ("matplotlib", "figures")},
     "parquet": {"pyarrow": ("pyarrow", ".parquet files")},
     "arviz": {"arviz-base": ("arviz_base", "Posterior.to_arviz")},
+    "glm": {name: (name, "fedual glm") for name in ("formulaic", "pandas", "scipy")},
     "trackers": {name: (name, f"--track {name}") for name in ("tensorboard", "mlflow", "wandb")},
     "flower": {"flwr": ("flwr", "deployment")},
     "bench": {"ray": ("ray", "--engine flower")},

@@ -64,6 +64,9 @@ def glm(
 
     Example: fedual glm 'sick ~ age + C(sex)' north.csv south.csv west.csv --family binomial --out fit
     """
+    from fedual.errors import import_optional
+
+    import_optional("fedual glm", "fedual.glm", "'fedual[glm]'")
     from fedual.glm import fitting, result_folder
     from fedual.glm.inference import check_level
     from fedual.glm.options import levels_of, settings_from

@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fedual._version import __version__
-from fedual.errors import DataError, FedualError, InputError, hint
+from fedual.errors import DataError, FedualError, InputError, hint, in_one_line
 from fedual.flower import wire
 from fedual.flower.client import client_id, state_folder
 from fedual.glm.flower import payload
@@ -74,13 +74,21 @@ def client_app(source: Callable[[NodeConfig], Source] | None = None, guards: Gua
             return FlowerMessage(payload.pack(respond(message, context, name), **envelope), reply_to=message)
         except FedualError as error:
             log(WARNING, "%s: %s", name, error)
-            refusal = ROW.sub("a row", str(error))
+            refusal = _told(error)
         except Exception as error:  # its text may quote the table
             log(ERROR, traceback.format_exc())
             refusal = f"its SuperNode's log shows an error ({type(error).__name__})"
         return FlowerMessage(wire.pack({}, envelope | {"refusal": refusal}), reply_to=message)
 
     return app
+
+
+def _told(error: FedualError) -> str:
+    """What the server learns of an error: no number of a row, and nothing that the error's cause quotes."""
+    text, cause = str(error), error.__cause__
+    if isinstance(cause, Exception):
+        text = text.replace(in_one_line(cause), type(cause).__name__)
+    return ROW.sub("a row", text)
 
 
 def path_of(config: NodeConfig) -> str:
