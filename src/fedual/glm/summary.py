@@ -87,9 +87,8 @@ class Summary:
     def _ratios(self) -> Grid | None:
         """exp(β) with intervals, for links where it is a ratio."""
         fit, name = self.fit, ratio_name(self.fit)
-        curves = [
-            call.text for call in fit.schema.parsed.calls.values() if call.transform.several
-        ]  # no unit to rise by
+        calls = fit.schema.parsed.calls.values()
+        curves = [call.text for call in calls if call.transform.several]  # their columns have no unit to rise by
         slopes = [
             i for i, term in enumerate(fit.terms) if term != "Intercept" and not any(text in term for text in curves)
         ]
