@@ -151,6 +151,22 @@ def test_weights_of_the_rows_themselves_must_not_isolate_one(tmp_path: Path):
     refused("min_effective_rows", guard(tmp_path), design(x, y, weights=weights**9 + np.eye(100)[0] * 30))
 
 
+def test_a_row_may_dominate_by_its_own_weight_but_not_by_a_point(tmp_path: Path):
+    """A district with a hundred times as many pupils as others: 26 effective rows, 93 % of Σw²."""
+    x, y = table(1000, 3)
+    weights = 1 + 114.0 * np.eye(1000)[0]
+    one = guard(tmp_path, Guards(min_cell=0))
+    accept(one, design(x, y, weights=weights))
+    one.point(torch.tensor(weights) * (torch.rand(1000) / 4 + 0.75))
+    with pytest.raises(Refusal, match="min_effective_rows"):
+        accept_and_point(guard(tmp_path / "other"), design(x, y), torch.tensor(weights))
+
+
+def accept_and_point(one: Guard, made: Design, weights: torch.Tensor) -> None:
+    accept(one, made)
+    one.point(weights)
+
+
 def small_cell(rows: int) -> np.ndarray:
     """Two 0/1 columns that are one together in some rows only, and one other column."""
     x, _ = table(100, 4)

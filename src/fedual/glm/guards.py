@@ -36,6 +36,8 @@ log = logging.getLogger("fedual.glm")
 _Objection = tuple[str, str, str]  # rule, words for the server, words for the site's log
 DOMINANT = 0.8
 """Largest w_i² / Σw² at a point: beyond, the sums are those of one row with noise of half its size."""
+HEAVIER = 1.25
+"""Unless a row has so much by its own weight or trials: the largest w_i² / Σw² relative to that of these."""
 ROUNDING = 1e-9
 
 
@@ -66,6 +68,7 @@ class _Fit:
     variables: Mapping[str, int]  # variable → values in each row
     smallest: int  # rows of the smallest group of a 0/1 column
     exposed: tuple[str, str] | None  # two 0/1 columns with a cell that varying weights expose
+    share: float = 0.0  # the largest w_i² / Σw² of the table's own weights and trials
 
 
 class Guard:
@@ -157,8 +160,9 @@ class Guard:
             self._refuse("min_cell", words, f"columns {terms}", probes=True, about=_digest(everything))
         smallest, pair = groups(design.x, rules.min_pair, sum(variables.values()))
         exposed = pair and (names[pair[0]], names[pair[1]])
-        self._fit = replace(self._fit, parameters=p, smallest=smallest, exposed=exposed)
-        self.point(design.weights * design.trials)  # weighted means are told before the first round
+        own = design.weights * design.trials
+        self._fit = replace(self._fit, parameters=p, smallest=smallest, exposed=exposed, share=largest_share(own))
+        self.point(own)  # weighted means are told before the first round
 
     def point(self, weights: Tensor, scores: Tensor | None = None) -> None:
         """Refuse a point of evaluation at which a few rows have nearly all the weight.
@@ -168,10 +172,11 @@ class Guard:
             scores: The rows' weights in the gradient: the derivatives of their losses in the linear predictor.
         """
         least, fit = self.rules.min_effective_rows, self._fit
+        most = max(DOMINANT, HEAVIER * fit.share if fit else 0) if least > 1 else 1
         for each in (weights,) if scores is None else (weights, scores):
             if not each.isfinite().all():
                 self._refuse("min_effective_rows", "the rows' weights at a point are infinite.", "infinite", True)
-            elif each.any() and (effective_rows(each) < least or (least > 1 and largest_share(each) > DOMINANT)):
+            elif each.any() and (effective_rows(each) < least or largest_share(each) > most):
                 words = f"fewer than {least:g} rows have nearly all the weight at a point; fit fewer columns."
                 private = f"{effective_rows(each):.3g} effective rows, largest share {largest_share(each):.3g}"
                 self._refuse("min_effective_rows", words, private, probes=True, about=_digest(each))
