@@ -32,7 +32,7 @@ def write(folder: Path, sites: int, rows: int, columns: int) -> None:
         x = generator.normal(size=(rows, columns - 1)) + 0.5 * generator.normal(size=(rows, 1))
         x += generator.normal(size=columns - 1) / 3
         y = generator.random(rows) < 1 / (1 + np.exp(0.5 - x @ beta))
-        np.save(folder / f"x{k}.npy", x)
+        np.save(folder / f"x{k}.npy", np.asfortranarray(x))  # column by column, as a data frame holds it
         np.save(folder / f"y{k}.npy", y.astype(float))
 
 

@@ -14,7 +14,7 @@ from fedual.glm.site import Site
 from fedual.glm.tables import Source, sources
 
 KEPT = 2**28
-"""Bytes of all sites' designs together up to which they are kept in memory between rounds."""
+"""Bytes of designs that are kept in memory between rounds; other sites make theirs anew for every message."""
 
 
 def fit(
@@ -84,14 +84,19 @@ def refusals(sites: Sequence[Site]) -> tuple[str, ...]:
 
 
 def asking(sites: Sequence[Site]) -> Ask:
-    """Ask sites of this process in turn; designs are kept between rounds where all of them are small enough."""
+    """Ask sites of this process in turn; their designs are kept between messages as far as memory is meant for them."""
+    held = 0
 
     def ask(message: Message) -> dict[str, Message]:
-        replies = {site.name: site.answer(message) for site in sites}
-        if message.kind == "moments":
-            size = sum(int(reply.facts["rows"]) * len(reply.tensors["centre"]) * 8 for reply in replies.values())
-            for site in sites:
-                site.keep = size <= KEPT
+        nonlocal held
+        replies = {}
+        for site in sites:
+            replies[site.name] = site.answer(message)
+            if message.kind == "moments":
+                held += int(replies[site.name].facts["rows"]) * len(message.facts["model"]["schema"]["terms"]) * 8
+                site.keep = site.keep and held <= KEPT
+                if not site.keep:
+                    site.release()
         return replies
 
     return ask

@@ -99,13 +99,17 @@ class Site:
             raise InputError(f"Site {self.name!r}: {what}: run the same version of fedual everywhere.") from error
         finally:
             if not self.keep:
-                self._design = self._likelihood = None
+                self.release()
         if self.guard is not None:
             is_round = message.kind in ("round", "certificate")
             fit = Message("", {"model": message.facts["model"]}).digest() if is_round else None
             self.guard.charge(reply.digest(), reply.numbers, fit)
         log.info("%s: answered %r with %d numbers", self.name, message.kind, reply.numbers)
         return reply
+
+    def release(self) -> None:
+        """Free the memory of the design."""
+        self._design = self._likelihood = None
 
     def _describe(self, message: Message) -> Message:
         facts = message.facts
