@@ -232,3 +232,18 @@ class TestNothingIsEvaluated:
             parse(3)  # pyright: ignore[reportArgumentType]
         with pytest.raises(InputError, match="categorical = 'sex'"):
             parse("y ~ sex", "sex")
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("(y > 2) ~ x", r"'>' is not allowed: use .* with all else in I\(…\)"),
+        ("y ~ x + (x == 3)", r"'==' is not allowed: use .* with all else in I\(…\)"),
+        ("y ~ x + (1|site)", r"'\|' is not allowed: use ~ .* and \( \)\."),
+        ("y ~ x + offset(log(t))", r"give offset= instead"),
+        ("y ~ ns(x, 4)", r"use cr\("),
+    ],
+)
+def test_what_r_writes_otherwise_has_a_remedy(text: str, remedy: str):
+    with pytest.raises(InputError, match=remedy):
+        parse(text)

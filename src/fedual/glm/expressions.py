@@ -234,6 +234,10 @@ def _remedy(node: ast.expr) -> str:
             return f"{name}() takes one argument."
         case ast.Call(func=ast.Name(id=name)) if name in ("C", *TRANSFORMS):
             return f"{name}() must be a term by itself."
+        case ast.Call(func=ast.Name(id="offset")):
+            return "leave it out of the formula, and give offset= instead."
+        case ast.Call(func=ast.Name(id="ns")):
+            return "use cr(x, df=4, constraints='center')."
         case ast.Call(func=ast.Name(id=name)):
             return hint(name, (*FUNCTIONS, "C", *TRANSFORMS))
         case ast.Attribute():

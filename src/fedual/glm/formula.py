@@ -176,7 +176,8 @@ def _check(text: str, token: Token) -> None:
             raise InputError(f"{_shown(text)}: braces are not allowed: write I({part}).")
         _expression(text, part)
     elif kind is Token.Kind.OPERATOR and not set(part) <= OPERATORS:
-        raise InputError(f"{_shown(text)}: {part!r} is not allowed: use ~ + - : * / ** and ( ).")
+        rest = ", with all else in I(…)" if set(part) <= set("<>=!&%") else ""
+        raise InputError(f"{_shown(text)}: {part!r} is not allowed: use ~ + - : * / ** and ( ){rest}.")
     elif kind is Token.Kind.VALUE and not NUMBER.fullmatch(part):
         raise InputError(f"{_shown(text)}: {part} is not allowed: terms are columns and functions of them.")
     elif kind is Token.Kind.CONTEXT and part not in "()":
