@@ -7,7 +7,7 @@ rows it has, how many values are missing, the kinds of its columns, names of lev
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -231,11 +231,17 @@ def unmeasured(schema: Schema) -> dict[str, str] | None:
 
 
 def measure(
-    frame: pd.DataFrame, site: str, schema: Schema, request: Mapping[str, str], least: int = 1
+    frame: pd.DataFrame,
+    site: str,
+    schema: Schema,
+    request: Mapping[str, str],
+    least: int = 1,
+    check: Callable[[np.ndarray, str, np.ndarray], None] | None = None,
 ) -> dict[str, list[float]]:
     """A site's answer to what `unmeasured` asks for: sums over its complete rows, by the source of the call.
 
-    Cells of a histogram with fewer than `least` rows count as empty.
+    Cells of a histogram with fewer than `least` rows count as empty. `check`, if given, sees the complete rows' places
+    in the table, each call, and its argument's values, and may refuse.
     """
     formula, roles = schema.parsed, schema.columns.expressions
     kinds = tables.inspect(frame, site, [*formula.expressions.values(), *roles.values()])
@@ -250,6 +256,8 @@ def measure(
         call = formula.calls[text]
         x = call.argument.value(rows)
         tables.refuse_row(site, f"{call.argument.text!r} is not finite", ~np.isfinite(x), places, "correct it")
+        if check is not None:
+            check(places, text, x)
         answers[text] = call.transform.answer(asked, x, schema.states[text], least)
     return answers
 

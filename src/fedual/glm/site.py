@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from fedual.glm.certificate import figures, log_likelihoods, null_expansion
 from fedual.glm.distributions import Distribution, distribution
 from fedual.glm.formula import parse
 from fedual.glm.guards import Guard
+from fedual.glm.identity import row_digests
 from fedual.glm.likelihood import CHUNK, Likelihood
 from fedual.glm.messages import Message, packed_lam, unpacked_lam
 from fedual.glm.plan import METHODS
@@ -97,6 +99,10 @@ class Site:
         except (KeyError, TypeError, IndexError) as error:
             what = f"the federation's {message.kind!r} cannot be read ({in_one_line(error)})"
             raise InputError(f"Site {self.name!r}: {what}: run the same version of fedual everywhere.") from error
+        except DataError as error:
+            if self.guard is not None and message.kind != "describe":  # expressions that the server chose ask the table
+                self.guard.failed(error)
+            raise
         finally:
             if not self.keep:
                 self.release()
@@ -128,9 +134,17 @@ class Site:
 
     def _measure(self, message: Message) -> Message:
         schema = Schema.from_dict(message.facts["schema"])
+        self._allow(schema)
         frame = read(self.source, self.name)
-        facts = message.facts
-        return Message("measure", schemas.measure(frame, self.name, schema, facts["request"], self.least))
+
+        def check(places: np.ndarray, call: str, values: np.ndarray) -> None:
+            if self.guard is not None:
+                self.guard.rows(row_digests(frame)[places], variables(schema))
+                self.guard.values(call, torch.tensor(values))
+
+        return Message(
+            "measure", schemas.measure(frame, self.name, schema, message.facts["request"], self.least, check)
+        )
 
     def _moments(self, message: Message) -> Message:
         model = Model.from_facts(message.facts["model"])
@@ -156,6 +170,7 @@ class Site:
         method = METHODS[facts["method"]]
         dual = self._recalled(facts["previous"], facts["anchor"], lam_g)
         loss = _told(likelihood.loss(mean))
+        self._check_points(likelihood, mean[None])
         kept, reply = {"eta": dual}, {"loss": loss, "separated": likelihood.separated(mean)}
         if loss is not None:
             _, state = client_step(method, Broadcast(lam_g), ClientState(dual[None], None, {}), likelihood)
@@ -172,6 +187,7 @@ class Site:
         if "look" in message.tensors:
             kept["look"], reply["look"] = self._expanded(likelihood, message.tensors["look"], dual)
         if "points" in message.tensors:
+            self._check_points(likelihood, message.tensors["points"])
             reply["losses"] = [_told(likelihood.loss(point)) for point in message.tensors["points"]]
         if facts["null"] is not None:
             reply["null"] = null_expansion(likelihood, mean, facts["null"])
@@ -180,6 +196,7 @@ class Site:
 
     def _log_likelihood(self, message: Message) -> Message:
         facts, likelihood = message.facts, self._standardised(message)
+        self._check_points(likelihood, message.tensors["theta"][None])
         found = log_likelihoods(likelihood, message.tensors["theta"], facts["null"], facts["dispersion"])
         return Message("likelihood", found)
 
@@ -198,9 +215,21 @@ class Site:
             found = likelihood.last[1]
             self.guard.point(found.weights, found.scores)
 
+    def _check_points(self, likelihood: Likelihood, points: Tensor) -> None:
+        """Let the guard see points at which only losses are told: a loss can be that of one row."""
+        if self.guard is not None and self.guard.enforce:  # a pass over the rows each, to no use without enforcement
+            for point in points:
+                if likelihood.expand(point).loss.isfinite():
+                    self._check_point(likelihood)
+
+    def _allow(self, schema: Schema) -> None:
+        if self.guard is not None:
+            self.guard.formulas(schema.formula, schema.weights, schema.offset, schema.trials)
+
     def _read(self, schema: Schema) -> Design:
         key = str(schema.to_dict())
         if self._design is None or self._design[0] != key:
+            self._allow(schema)
             design = schemas.design(read(self.source, self.name), self.name, schema)
             if self.guard is not None and key != self._guarded:
                 self.guard.table(design, schema.terms, variables(schema))
@@ -243,8 +272,17 @@ class Site:
 
 
 def variables(schema: Schema) -> dict[str, int]:
-    """The columns of the table that a fit needs, with the numbers that a row has in each."""
-    return {name: max(1, len(schema.levels.get(name, ())) - 1) for name in schema.kinds}
+    """The columns of the table that a fit uses, with the numbers that a row has in each; a factor has some if coded.
+
+    Not those that the server names besides: they would enlarge the budget.
+    """
+    formula = schema.parsed
+
+    def numbers(name: str) -> int:
+        coded = formula.uses.get(name, frozenset()) & {"levels", "term"} and name != formula.plain_response
+        return max(1, len(schema.levels.get(name, ())) - 1) if coded else 1
+
+    return {name: numbers(name) for name in (*formula.variables, *schema.columns.names())}
 
 
 def _told(loss: Tensor) -> float | None:
