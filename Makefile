@@ -41,7 +41,7 @@ clean:
 	$(PY) -m venv .venv
 
 .venv/.demo: .venv/bin/python pyproject.toml requirements.lock
-	$(PIP) --constraint requirements.lock --editable '.[cli,data]'
+	$(PIP) --constraint requirements.lock --editable '.[cli,data,glm]'
 	touch $@
 
 .venv/.dev: .venv/bin/python pyproject.toml requirements.lock

@@ -1,6 +1,7 @@
 """fedual: federated learning that returns posteriors.
 
-`fedual.fit` trains a network on clients' data, and `fedual.compare` does so with several methods. Below them are
+`fedual.fit` trains a network on clients' data, and `fedual.compare` does so with several methods; `fedual.glm.fit` fits
+a regression to the tables of several sites. Below them are
 `fedual.methods` (what to run), `fedual.algorithm` (one round: `init`, `step`, `client_step`, `server_step`) and
 `fedual.families`. Modules are loaded when they are first used, so that `fedual --help` does not wait for torch.
 """
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         families,
         fitting,
         flower,
+        glm,
         methods,
         metrics,
         models,
@@ -53,6 +55,7 @@ __all__ = [
     "fit",
     "fitting",
     "flower",
+    "glm",
     "methods",
     "metrics",
     "models",

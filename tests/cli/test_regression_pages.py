@@ -28,9 +28,9 @@ def commands(block: str) -> list[tuple[str, str]]:
     return [(part.partition("\n")[0].partition("#")[0], part.partition("\n")[2]) for part in parts]
 
 
-def run(folder: Path, command: str) -> str | None:
-    """What a command of fedual prints; None for other commands."""
-    found = None
+def run(folder: Path, command: str) -> tuple[str | None, Path]:
+    """What a command of fedual prints, None for other commands, and the folder that comes next."""
+    printed = None
     for part in command.split("&&"):
         words = [
             word
@@ -40,19 +40,37 @@ def run(folder: Path, command: str) -> str | None:
         if words[0] == "fedual":
             done = fedual(folder, *words[1:])
             assert done.code == 0, done.err
-            found = done.out
-    return found
+            printed = done.out
+        elif words[0] == "cd":
+            folder = folder / words[1]
+    return printed, folder
 
 
 def assert_prints(shown: str, printed: str) -> None:
     """All that is shown was printed; a line with … alone stands for some that are left out."""
     plain = lambda text: re.sub(r"next step \S+ SE", "next step", text).splitlines()
     rest = plain(printed)
-    for part in "\n".join(plain(shown)).split("\n…\n"):
-        lines = part.splitlines()
+    for part in re.split(r"^…$", "\n".join(plain(shown)), flags=re.MULTILINE):
+        lines = part.strip("\n").splitlines()
         place = next((i for i in range(len(rest)) if rest[i : i + len(lines)] == lines), None)
         assert place is not None, f"{part}\nis not in\n" + "\n".join(rest)
         rest = rest[place + len(lines) :]
+
+
+def play(folder: Path, console: str) -> None:
+    for command, shown in commands(console):
+        told, folder = run(folder, command)
+        if told is not None and shown:
+            assert_prints(shown, told)
+
+
+def test_the_readme_prints_what_it_shows(tmp_path: Path):
+    (console,) = [
+        content
+        for kind, content in blocks((ROOT / "README.md").read_text())
+        if kind == "console" and "fedual glm" in content
+    ]
+    play(tmp_path, console)
 
 
 @pytest.mark.slow
@@ -66,9 +84,7 @@ def test_the_tutorial_prints_what_it_shows(tmp_path: Path):
                     exec(compile(content, str(TUTORIAL), "exec"), scope)
                 printed = out.getvalue()
             elif kind == "console":
-                for command, shown in commands(content):
-                    if (told := run(tmp_path, command)) is not None:
-                        assert_prints(shown, told)
+                play(tmp_path, content)
             elif kind == "r":
                 printed = FAIR.with_suffix(".txt").read_text()
                 assert content.splitlines()[1] in FAIR.with_suffix(".R").read_text()
