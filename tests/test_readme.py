@@ -30,6 +30,7 @@ def test_python_blocks_run(page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     arrays = (images(2000, 0), labels(2000), images(10, 1), labels(10))
     write(tmp_path / "mnist", {name: idx_bytes(array) for name, array in zip(IDX, arrays, strict=True)})
     monkeypatch.setenv("FEDUAL_DATA", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for scale.md, which runs `python -m studies` in a clone
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)  # what a reader has
     scope = {}
