@@ -150,3 +150,15 @@ def test_the_listed_formulas_hold_for_every_message(tmp_path: Path):
         other = Server(Site("north", frame(1000, 4)[0], server.site.guard), replace(server.schema, **change))
         with pytest.raises(Refusal, match="rule formulas"):
             other.evaluate(np.zeros(3))
+
+
+def test_a_site_that_could_not_finish_a_fit_does_not_begin_it(tmp_path: Path):
+    """The usual rounds of a fit would be over the budget: refused with the moments, with nothing told."""
+    found, _ = frame(30, 4)
+    found["sick"] = np.arange(30) % 2
+    watch = guard(tmp_path, Guards(min_pair=0))
+    server = Server.agreed(Site("north", found, watch), "sick ~ age + bmi + dose")
+    with pytest.raises(Refusal, match="numbers_per_unknown"):
+        server.ask("moments", np.zeros(4))
+    with opened(tmp_path / "ledger") as book:
+        assert not any(told.numbers for each in book.spent for told in each.values())

@@ -11,6 +11,8 @@ from fedual.glm.messages import packed
 
 RESIDUAL_EDGES = [-4.0 + 0.5 * i for i in range(17)]
 """Of the histogram of Pearson residuals; residuals beyond count in the outermost cells."""
+ENOUGH = 200
+"""Rows of a site that tells histograms: with fewer, most cells are too small to tell, and each is a number told."""
 CALIBRATION_BINS = 10
 """Bins of equal width of the predicted probability."""
 
@@ -28,9 +30,10 @@ def figures(likelihood: Likelihood, theta: Tensor, unit: float, least: int) -> t
     distribution = likelihood.distribution.at(likelihood.split(theta)[1])
     facts: dict[str, Any] = {
         "deviance": float(weight @ distribution.deviance(mean, y)),
-        "residuals": _histogram(_pearson(distribution, mean, y) * weight.sqrt() / unit, least),
     }
-    if isinstance(distribution, Binomial):
+    if len(y) >= ENOUGH:
+        facts["residuals"] = _histogram(_pearson(distribution, mean, y) * weight.sqrt() / unit, least)
+    if len(y) >= ENOUGH and isinstance(distribution, Binomial):
         facts["calibration"] = _calibration(mean, y, weight, least)
     tensors = {"meat": packed(meat(likelihood, theta))}
     if not distribution.fisher_is_hessian and not distribution.extra:

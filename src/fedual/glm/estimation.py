@@ -14,6 +14,7 @@ from fedual.glm.certificate import RESIDUAL_EDGES
 from fedual.glm.distributions import distribution
 from fedual.glm.figures import Convergence, Estimate, PosteriorKind, SiteFigures
 from fedual.glm.messages import Ask, Message, unpacked
+from fedual.glm.plan import PLAN
 from fedual.glm.prior import FLAT, INTERCEPT, Prior
 from fedual.glm.result import Fit
 from fedual.glm.rounds import AliasedError, IndefiniteError, Rounds, SeparatedError
@@ -25,8 +26,6 @@ MOST_VARIATIONAL, VARIATIONAL_TOL = 20, 1e-3
 POISSON = 0.05
 """Where α ȳ, the part of the variance beyond a Poisson's, is smaller and still falls, there is no α to find."""
 NOT_CONVERGED = "The rounds ended before the estimate rested: raise max_rounds."
-PLAN = 3
-"""Cavity rounds before the certificate."""
 WEAK_SD, WEAK_INTERCEPT_SD, WEAK_EXTRA_SD = 2.5, 10.0, 1.5
 """Of the first λ_g: the sds of standardised slopes, of the intercept, and of the distribution's extra parameters."""
 
@@ -226,7 +225,7 @@ class Estimation:
         p, units = len(self.terms), self._own_units()
         hc0 = units @ (information @ meat @ information)[:p, :p] @ units.mT
         alpha = float(rounds.mean[-1].exp()) if self.distribution.extra else None
-        counts = np.sum([reply.facts["residuals"] for reply in replies.values()], 0)
+        counts = [reply.facts["residuals"] for reply in replies.values() if "residuals" in reply.facts]
         return {
             "schema": self.schema, "family": self.settings.family, "link": self.settings.link, "n": n,
             "sites": self._sites(), "site_effects": self.settings.site, "parameters": parameters, "prior": self.prior,
@@ -239,7 +238,7 @@ class Estimation:
                 converged, len(rounds.history), rounds.history[-1]["step_se"], rounds.tol, tuple(rounds.history)
             ),
             "separation": separation,
-            "residuals": {"edges": RESIDUAL_EDGES, "counts": counts.tolist()},
+            "residuals": {"edges": RESIDUAL_EDGES, "counts": np.sum(counts, 0).tolist()} if counts else None,
             "calibration": self._calibration(),
             "warnings": () if converged else (NOT_CONVERGED,),
         }  # fmt: skip

@@ -205,6 +205,13 @@ class Guard:
         for objection in objections:
             self._refuse(*objection)
 
+    def afford(self, numbers: int) -> None:
+        """Refuse before the first number leaves if so many would be more than the budget has left."""
+        with self._opened() as book:
+            objections = self._objections(book, numbers, math.inf, None)
+        for objection in objections:
+            self._refuse(*objection)
+
     def failed(self, error: DataError) -> None:
         """Count an error that depends on the table's content, such as a negative weight, as a refusal."""
         if self.enforce:
@@ -212,10 +219,30 @@ class Guard:
 
     def _charged(self, book: Book, reply: str, numbers: int, effective: float, fit: str | None) -> list[_Objection]:
         """Charge a reply unless a rule objects; without enforcement, in any case."""
+        known = reply in book.replies and len(book.refusals) < self.rules.max_refusals
+        found = [] if known else self._objections(book, numbers, effective, fit)
+        now = self._fit
+        if now is not None and now.size and not known and not (found and self.enforce):
+            book.charge(now.rows, dict.fromkeys(now.variables, self._told(now, numbers, effective)))
+            book.replies.add(reply)
+            if fit is not None:
+                book.rounds[fit] = book.rounds.get(fit, 0) + 1
+        return found
+
+    def _told(self, fit: _Fit, numbers: int, effective: float) -> Told:
+        """What a reply tells of each value."""
+        exposed = numbers / min(effective, fit.size)
+        if effective < math.inf:  # of every 0/1 column, the p numbers in its row of the Hessian
+            exposed = max(exposed, min(numbers, fit.parameters) / fit.smallest)
+        unknowns = sum(fit.variables.values())
+        return Told(numbers / (fit.size * unknowns), exposed / unknowns)
+
+    def _objections(self, book: Book, numbers: int, effective: float, fit: str | None) -> list[_Objection]:
+        """The rules against a reply."""
         rules, now = self.rules, self._fit
         if len(book.refusals) >= rules.max_refusals:
             return [self._closed(book)]
-        if now is None or not now.size or reply in book.replies:
+        if now is None or not now.size:
             return []
         found: list[_Objection] = []
         if (gap := book.difference(now.rows, rules.min_difference)) is not None:  # another fit may have come between
@@ -223,11 +250,7 @@ class Guard:
         rounds = 0 if fit is None else book.rounds.get(fit, 0) + 1
         if rounds > rules.max_rounds:
             found.append(("max_rounds", f"a fit has at most {rules.max_rounds} rounds here.", f"round {rounds}"))
-        exposed = numbers / min(effective, now.size)
-        if effective < math.inf:  # of every 0/1 column, the p numbers in its row of the Hessian
-            exposed = max(exposed, min(numbers, now.parameters) / now.smallest)
-        unknowns = sum(now.variables.values())
-        new = Told(numbers / (now.size * unknowns), exposed / unknowns)
+        new = self._told(now, numbers, effective)
         before = book.before(now.rows, now.variables)
         for rule, told in (
             ("numbers_per_unknown", {name: old.numbers + new.numbers for name, old in before.items()}),
@@ -238,11 +261,6 @@ class Guard:
                 words = f"it has told as much of {names} as it may; ask for fewer columns, rounds or fits."
                 private = ", ".join(f"{each:.3g} numbers for each value of {name!r}" for name, each in spent.items())
                 found.append((rule, words, private))
-        if not (found and self.enforce):
-            book.charge(now.rows, dict.fromkeys(now.variables, new))
-            book.replies.add(reply)
-            if fit is not None:
-                book.rounds[fit] = rounds
         return found
 
     def _allowed(self, rule: str, names: Iterable[str]) -> None:

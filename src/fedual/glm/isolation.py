@@ -16,6 +16,8 @@ CARRIED = 1 - 1e-4
 
 Honest tables reach 1 − 3·10⁻⁴: shares of rare kinds of schools, at sites of 60 districts (docs/how-to/disclosure.md).
 """
+WELL_CONDITIONED = 1e-4
+"""Smallest diagonal entry of the Cholesky factor of unit columns' products whose leverages are good to a millionth."""
 DEPENDENT = 1e-13
 """Length of a column, relative to its own, that the columns before it leave: less is rounding."""
 
@@ -56,12 +58,25 @@ def singled_out(columns: Tensor, most: int) -> bool:
     is the largest eigenvalue of Q_T Q_Tᵀ. It is at most the sum of their leverages, so that one of them has a leverage
     of at least 1/most; the rows that go with it are those with the largest entries in its column of QQᵀ.
     """
+    if _spread_out(columns, CARRIED / most):
+        return False
     basis = _basis(columns)
     for row in (basis.square().sum(1) >= CARRIED / most).nonzero().ravel():
         rows = (basis @ basis[row]).abs().topk(min(most, len(basis))).indices
         if float(torch.linalg.eigvalsh(basis[rows] @ basis[rows].mT)[-1]) > CARRIED:
             return True
     return False
+
+
+def _spread_out(columns: Tensor, least: float) -> bool:
+    """True if all leverages are well below a limit: quickly, by the columns' products where they have full rank."""
+    norms = columns.norm(dim=0)
+    unit = columns / norms
+    factor, info = torch.linalg.cholesky_ex(unit.mT @ unit)
+    if info != 0 or not factor.diagonal().min() > WELL_CONDITIONED:
+        return False
+    leverage = torch.linalg.solve_triangular(factor, unit.mT, upper=False).square().sum(0)
+    return bool(leverage.max() < 0.9 * least)
 
 
 def _basis(columns: Tensor) -> Tensor:

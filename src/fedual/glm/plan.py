@@ -12,8 +12,16 @@ from fedual.families import Delta, Full, GaussHermite
 from fedual.methods import blr, pvi
 from fedual.solvers import VON, Newton
 
+PLAN = 3
+"""Cavity rounds before the certificate."""
 METHODS: dict[str, Method] = {
     "cavity": pvi(Full(), Newton()),
     "newton": blr(Full(), rule=Delta()),
     "variational": pvi(Full(), VON(GaussHermite(20))),
 }
+
+
+def usual_numbers(dim: int) -> int:
+    """How many numbers a site tells in the usual rounds of a fit: η_k and the loss, and the certificate's matrix."""
+    quadratic = dim * (dim + 3) // 2
+    return (PLAN + 1) * (quadratic + 1) + dim * (dim + 1) // 2

@@ -34,7 +34,7 @@ from fedual.glm.guards import Guard
 from fedual.glm.identity import row_digests
 from fedual.glm.likelihood import CHUNK, Likelihood
 from fedual.glm.messages import Message, packed_lam, unpacked_lam
-from fedual.glm.plan import METHODS
+from fedual.glm.plan import METHODS, usual_numbers
 from fedual.glm.schema import Columns, Design, Schema
 from fedual.glm.tables import Source, read
 from fedual.rundir import atomic, checksum
@@ -149,6 +149,8 @@ class Site:
     def _moments(self, message: Message) -> Message:
         model = Model.from_facts(message.facts["model"])
         design = self._read(model.schema)
+        if self.guard is not None:
+            self.guard.afford(usual_numbers(design.x.shape[1] + len(model.distribution.extra)))
         y, weight = _proportions(design, model)
         centre = design.x.mean(0)
         spread = torch.stack([(chunk - centre).square().sum(0) for chunk in design.x.split(CHUNK)]).sum(0)
