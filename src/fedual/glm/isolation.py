@@ -16,6 +16,8 @@ CARRIED = 1 - 1e-4
 
 Honest tables reach 1 − 3·10⁻⁴: shares of rare kinds of schools, at sites of 60 districts (docs/how-to/disclosure.md).
 """
+CHUNK = 4096
+"""Rows at a time: their products stay in the cache."""
 WELL_CONDITIONED = 1e-4
 """Smallest diagonal entry of the Cholesky factor of unit columns' products whose leverages are good to a millionth."""
 DEPENDENT = 1e-13
@@ -70,13 +72,13 @@ def singled_out(columns: Tensor, most: int) -> bool:
 
 def _spread_out(columns: Tensor, least: float) -> bool:
     """True if all leverages are well below a limit: quickly, by the columns' products where they have full rank."""
-    norms = columns.norm(dim=0)
-    unit = columns / norms
-    factor, info = torch.linalg.cholesky_ex(unit.mT @ unit)
+    products = columns.mT @ columns
+    scale = products.diagonal().rsqrt()
+    factor, info = torch.linalg.cholesky_ex(products * scale * scale[:, None])
     if info != 0 or not factor.diagonal().min() > WELL_CONDITIONED:
         return False
-    leverage = torch.linalg.solve_triangular(factor, unit.mT, upper=False).square().sum(0)
-    return bool(leverage.max() < 0.9 * least)
+    root = torch.linalg.solve_triangular(factor, torch.diag(scale), upper=False).mT
+    return all(bool((rows @ root).square().sum(1).max() < 0.9 * least) for rows in columns.split(CHUNK))
 
 
 def _basis(columns: Tensor) -> Tensor:

@@ -82,7 +82,8 @@ class Book:
         repetition = (np.arange(len(order)) - np.searchsorted(order, order)).astype("<u8")
         keys = np.frombuffer(self.salt, "<u8").astype(np.uint64)
         hashed = _mixed(_mixed(order ^ keys[0]) + repetition.astype(np.uint64) ^ keys[1])
-        return np.unique(_mixed(hashed ^ keys[2]) ^ keys[3])
+        rows = np.sort(_mixed(hashed ^ keys[2]) ^ keys[3])
+        return rows[np.append(rows[1:] != rows[:-1], True)[: len(rows)]]
 
     def before(self, rows: Rows, variables: Iterable[str]) -> dict[str, Told]:
         """What was told so far about variables, averaged over the values of these rows."""
@@ -112,6 +113,8 @@ class Book:
         column space V of the matrix (cells x sets) of zeros and ones. A group of cells T is exposed if V has a vector
         that is zero elsewhere: the largest eigenvalue of V's projector, restricted to T, is then one.
         """
+        if not len(self.sets):
+            return len(rows) if len(rows) < least else None
         if self._number(rows) is not None:
             return None
         _, sets = self._with(rows)
@@ -143,7 +146,7 @@ class Book:
         """`rows` and `sets`, with these rows as the last set unless they are one already."""
         if self._number(rows) is not None:
             return self.rows, self.sets
-        everything = np.union1d(self.rows, rows)
+        everything = np.union1d(self.rows, rows) if len(self.rows) else rows
         sets = np.zeros((len(self.sets) + 1, len(everything)), bool)
         sets[:-1, np.searchsorted(everything, self.rows)] = self.sets
         sets[-1, np.searchsorted(everything, rows)] = True
