@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedual.glm.distributions import Binomial, Distribution, NegativeBinomial
-from fedual.glm.likelihood import Likelihood
+from fedual.glm.likelihood import Likelihood, weighted_products
 from fedual.glm.messages import packed
 
 RESIDUAL_EDGES = [-4.0 + 0.5 * i for i in range(17)]
@@ -79,7 +79,7 @@ def meat(likelihood: Likelihood, theta: Tensor) -> Tensor:
             f = part.x @ coefficients + part.offset
             in_alpha = part.weight * likelihood.distribution.bend_jointly(f, extra[0], part.y)[1]
             scores = torch.cat([scores, in_alpha[:, None]], 1)
-        found += scores.mT @ scores
+        found += weighted_products(scores, torch.ones_like(part.y))
     return found
 
 

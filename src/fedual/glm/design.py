@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -31,7 +32,7 @@ class Design:
         offset: What is added to the predictor `(N,)`, 0 by default.
         trials: Numbers of trials `(N,)`, 1 by default.
         kept: The rows' places in the table `(N,)`, counted from 0.
-        row_digests: A hash of all values of each row in the table `(N,)`, uint64, whatever the fit needs.
+        table: The site's table.
         missing: How many values each column misses; rows that miss one are left out.
     """
 
@@ -41,8 +42,13 @@ class Design:
     offset: Tensor
     trials: Tensor
     kept: np.ndarray
-    row_digests: np.ndarray
+    table: pd.DataFrame
     missing: Mapping[str, int]
+
+    @cached_property
+    def row_digests(self) -> np.ndarray:
+        """A hash of all values of each row in the table `(N,)`, uint64, whatever the fit needs."""
+        return row_digests(self.table)[self.kept]
 
 
 def design(frame: pd.DataFrame, site: str, schema: Schema, response: bool = True) -> Design:
@@ -85,7 +91,7 @@ def design(frame: pd.DataFrame, site: str, schema: Schema, response: bool = True
             arrays["y"][part] = _response(rows, formula, schema)
     _check(arrays, roles, formula if response else None, site, places)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return Design(torch.from_numpy(x), **tensors, kept=places, row_digests=row_digests(frame)[places], missing=missing)
+    return Design(torch.from_numpy(x), **tensors, kept=places, missing=missing, table=frame)
 
 
 def _require_finite(x: np.ndarray, terms: Sequence[str], site: str, places: np.ndarray) -> None:

@@ -108,7 +108,7 @@ class Likelihood(Loss):
             loss, first, second, _ = (term @ share for term in self.distribution.bend(f, part.y[:, None]))
             value = value + part.weight @ loss
             gradient += part.x.mT @ (part.weight * first)
-            hessian += part.x.mT @ ((part.weight * second)[:, None] * part.x)
+            hessian += weighted_products(part.x, part.weight * second)
         return Moments(value[None], gradient[None], hessian[None])
 
     def loss(self, theta: Tensor) -> Tensor:
@@ -199,10 +199,10 @@ class Likelihood(Loss):
                 continue
             scores.append(part.weight * bend.first)
             gradient[:p] += part.x.mT @ scores[-1]
-            hessian[:p, :p] += part.x.mT @ ((part.weight * bend.second)[:, None] * part.x)
+            hessian[:p, :p] += weighted_products(part.x, part.weight * bend.second)
             weights.append(part.weight * bend.expected)
             if not self.distribution.fisher_is_hessian:
-                expected[:p, :p] += part.x.mT @ (weights[-1][:, None] * part.x)
+                expected[:p, :p] += weighted_products(part.x, weights[-1])
             if len(extra):
                 assert isinstance(self.distribution, NegativeBinomial)
                 _, first, second, mixed = self.distribution.bend_jointly(f, extra[0], part.y)
@@ -233,3 +233,11 @@ class Likelihood(Loss):
         for start in range(0, len(self.x), CHUNK):
             rows = slice(start, start + CHUNK)
             yield replace(self, x=self.x[rows], y=self.y[rows], weight=self.weight[rows], offset=self.offset[rows])
+
+
+def weighted_products(x: Tensor, weight: Tensor) -> Tensor:
+    """Xᵀ diag(w) X; with w ≥ 0 as a product of √w X with itself, of which NumPy computes one half alone."""
+    if (weight < 0).any():
+        return x.mT @ (weight[:, None] * x)
+    root = (weight.sqrt()[:, None] * x).numpy()
+    return torch.from_numpy(root.T @ root)

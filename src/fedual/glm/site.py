@@ -171,7 +171,7 @@ class Site:
         mean = Full().mean(lam_g)
         method = METHODS[facts["method"]]
         dual = self._recalled(facts["previous"], facts["anchor"], lam_g)
-        loss = _told(likelihood.loss(mean))
+        loss = _told(likelihood.expand(mean).loss)  # where the solvers begin: computed once
         self._check_points(likelihood, mean[None])
         kept, reply = {"eta": dual}, {"loss": loss, "separated": likelihood.separated(mean)}
         if loss is not None:
