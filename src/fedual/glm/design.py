@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -45,7 +44,7 @@ class Design:
     table: pd.DataFrame
     missing: Mapping[str, int]
 
-    @cached_property
+    @property
     def row_digests(self) -> np.ndarray:
         """A hash of all values of each row in the table `(N,)`, uint64, whatever the fit needs."""
         return row_digests(self.table)[self.kept]

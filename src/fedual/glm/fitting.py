@@ -13,7 +13,7 @@ from fedual.glm.settings import Settings
 from fedual.glm.site import Site
 from fedual.glm.tables import Source, sources
 
-KEPT = 2**28
+KEPT = 2**27
 """Bytes of designs that are kept in memory between rounds; other sites make theirs anew for every message."""
 
 
