@@ -108,7 +108,7 @@ class Estimation:
         except AliasedError as error:
             names = ", ".join(repr(self._name(j)) for j in error.entries)
             raise DataError(
-                f"{names} cannot be told apart, because each is a sum of the others: drop one of them, or fit with "
+                f"{names} cannot be told apart, because each follows from the others: drop one of them, or fit with "
                 "estimate='posterior'."
             ) from None
         if not converged:
