@@ -53,6 +53,21 @@ def test_a_round_is_that_of_the_algorithm():
             torch.testing.assert_close(own, eta, rtol=1e-9, atol=1e-9)
 
 
+def test_a_rare_level_whose_rows_have_one_response_at_each_site_costs_no_round():
+    """Sites' own modes are then far out, where those rows have no curvature."""
+    generator = np.random.default_rng(0)
+    named = {}
+    for k in range(10):
+        a, rare = generator.normal(size=200), (np.arange(200) < 2).astype(float)
+        chance = 1 / (1 + np.exp(-0.5 * a))
+        y = np.where(rare == 1, k % 2, generator.random(200) < chance)
+        named[f"site {k}"] = pd.DataFrame({"y": y.astype(float), "a": a, "rare": rare})
+    settings = lambda **keywords: Settings("y ~ a + rare", family="binomial", prior="flat", **keywords)
+    exact = glm.fitting.simulate(settings(tol=1e-9), named).ml
+    early = glm.fitting.simulate(settings(max_rounds=3, cavity_rounds=2), named).ml
+    assert (np.abs(early.coefficients - exact.coefficients) / exact.se).max() < 1e-6
+
+
 def test_a_site_that_forgot_its_dual_costs_accuracy_but_no_correctness():
     """A site is replaced by one without memory in every round: the same fit in the end."""
     named = tables()

@@ -65,6 +65,22 @@ def test_newton_is_exact_on_conjugate_losses():
     torch.testing.assert_close(step(Newton()).lam_g, step(Exact()).lam_g, rtol=1e-6, atol=1e-6)
 
 
+def test_an_anchor_holds_the_mode_back_and_the_dual_is_the_expansion_there():
+    given, losses, weight = problem(logistic(1)), logistic(1), 0.5
+    lam = Newton(tol=1e-24, anchor=weight)(given).lam[0]
+    family, start = Full(), Full().mean(given.lam_g)
+    at_start = losses.x[0].mT @ (
+        torch.sigmoid(losses.x[0] @ start).mul(torch.sigmoid(-losses.x[0] @ start))[:, None] * losses.x[0]
+    )
+    anchored = given.lam_g - given.eta[0] + family.natural(start, weight * at_start)
+    mode = mode_by_scipy(losses, anchored, 1.0)
+    p = torch.sigmoid(losses.x[0] @ mode)
+    hessian = losses.x[0].mT @ ((p * (1 - p))[:, None] * losses.x[0])
+    gradient = losses.x[0].mT @ (p - losses.y[0, :, 0])
+    expansion = torch.cat([(hessian @ mode - gradient)[None], -hessian / 2])
+    torch.testing.assert_close(lam, given.lam_g - given.eta[0] + expansion, rtol=1e-4, atol=1e-4)
+
+
 def test_newton_needs_full_gaussians():
     method = methods.pvi(Diagonal(), Newton())
     state = algorithm.init(method, Diagonal().natural(torch.zeros(4, dtype=torch.float64), 1.0), 3)

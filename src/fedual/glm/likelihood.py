@@ -22,6 +22,8 @@ from fedual.solvers.base import Moments
 
 CHUNK = 4096
 """Rows at a time: their products stay in the cache."""
+HIDDEN, KEPT = 0.2, 0.5
+"""Shares of the information at the start: a coefficient with less is hidden, rows with more tell what they can."""
 MOST_STEPS, MOST_HALVINGS = 200, 60
 """Newton steps for a site's own intercept, and halvings of one of them."""
 
@@ -85,6 +87,22 @@ class Likelihood(Loss):
             return isinstance(self.distribution, Binomial)
         mean = self.means(theta)
         return bool(((self.y == 1) & (mean > 0.5) | (self.y == 0) & (mean < 0.5)).all())
+
+    def hides(self, start: Tensor) -> bool:
+        """True if a coefficient has no information left at the last θ that it has at `start`, though most rows do.
+
+        So it is with a rare level whose few rows at this site all have one response: at the site's own mode they have
+        no curvature. Where most rows have none, effects are large, or all responses are the same.
+        """
+        if not isinstance(self.distribution, Binomial) or self.says_nothing or not self.last:
+            return False
+        points = torch.stack([self.split(self.complete(theta))[0] for theta in (start, self.last[0])], 1)
+        rows, entries = self.x.new_zeros(2), self.x.new_zeros(self.x.shape[1], 2)
+        for part in self.chunks():
+            bend = self.distribution.bend(part.x @ points + part.offset[:, None], part.y[:, None])
+            weights = part.weight[:, None] * bend.expected
+            rows, entries = rows + weights.sum(0), entries + part.x.square().mT @ weights
+        return bool(rows[1] > KEPT * rows[0]) and bool((entries[:, 1] < HIDDEN * entries[:, 0]).any())
 
     def __call__(self, theta: Tensor) -> Tensor:
         flat = theta.reshape(-1, theta.shape[-1])

@@ -176,6 +176,9 @@ class Site:
         kept, reply = {"eta": dual}, {"loss": loss, "separated": likelihood.separated(mean)}
         if loss is not None:
             _, state = client_step(method, Broadcast(lam_g), ClientState(dual[None], None, {}), likelihood)
+            if facts["method"] == "cavity" and not facts["previous"] and likelihood.hides(mean):
+                method = METHODS["anchored"]
+                _, state = client_step(method, Broadcast(lam_g), ClientState(dual[None], None, {}), likelihood)
             assert state.eta is not None
             if facts["method"] == "variational":
                 likelihood.expand(mean)  # the quadrature has many points: the guard sees the one in the middle

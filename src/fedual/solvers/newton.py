@@ -33,6 +33,7 @@ class Newton(Stateless):
 
     tol: float = 1e-8  # the squared Newton decrement at which to stop: a step of √tol standard errors
     max_steps: int = 100
+    anchor: float = 0.0  # weight of a proximal term at m_g, in units of the loss's Hessian there
 
     def __call__(self, problem: Subproblem) -> Solution:
         if not isinstance(problem.family, Full):
@@ -52,6 +53,11 @@ class Newton(Stateless):
             found = expansion(losses, theta)
             return found.value[0] / tau - pull @ theta + theta @ curve @ theta / 2, found
 
+        if self.anchor:
+            hessian = expansion(losses, start).hessian
+            assert hessian is not None
+            hold = self.anchor / tau * hessian[0]
+            pull, curve = pull + hold @ start, curve + hold
         theta = start
         value, found = look(theta)
         require_finite(value[None])
