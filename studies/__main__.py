@@ -13,6 +13,7 @@ from fedual.cli.run import Device, Json, Root
 from fedual.errors import FedualError, InputError
 from studies import figures, pages, records, robustness, scaling, tables, tuning
 from studies.figures.common import Options
+from studies.regression import commands as regression
 from studies.robustness import Tables
 
 Scenarios = Annotated[list[str] | None, typer.Option("--scenario", help="Run only cells of this scenario; repeatable.")]
@@ -105,7 +106,9 @@ def check(results: Results = Path("results"), out: Tables = Path("docs/tables"))
     current = [record for record in records.read_all(results) if records.current(record)]
     if not current:
         raise InputError(f"{results} has no records of present settings: name the folder that holds SCENARIO.jsonl.")
-    wrong = pages.differences(current, robustness.read(results / "tuning" / "robustness.jsonl"), out)
+    trials = robustness.read(results / "tuning" / "robustness.jsonl")
+    others = {"robustness.md": robustness.table(trials), **regression.texts(results / "regression")}
+    wrong = pages.differences(current, others, out)
     for line in wrong:
         typer.echo(line)
     same = "rebuild them with `python -m studies NAME --from`" if wrong else "all tables have the same digits"
@@ -140,6 +143,7 @@ def figure(
 app.command()(scaling.scaling)
 app.command()(tuning.tuning)
 app.add_typer(robustness.app, name="robustness")
+app.add_typer(regression.app, name="regression")
 
 
 def main() -> None:

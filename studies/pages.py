@@ -2,13 +2,13 @@
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
 from fedual.errors import DataError
 from fedual.scenarios.scenario import read
-from studies import layout, robustness
+from studies import layout
 from studies.figures import convergence, runtimes, table
 from studies.figures.common import Drawing, save
 from studies.records import Record
@@ -54,10 +54,9 @@ def build(name: str, found: Sequence[Record]) -> tuple[dict[str, str], dict[str,
     return {f"{name}.md": page, f"{name}.csv": layout.comma_separated(blocks)}, drawings
 
 
-def differences(found: Sequence[Record], trials: Sequence[robustness.Trial], out: Path) -> list[str]:
-    """Rebuild the texts of all tables; return which files in `out` differ from them, and where."""
-    texts = {file: text for name in TABLES for file, text in build(name, found)[0].items()}
-    texts["robustness.md"] = robustness.table(trials)
+def differences(found: Sequence[Record], others: Mapping[str, str], out: Path) -> list[str]:
+    """Rebuild the texts of all tables; return which files in `out` differ from them or from `others`, and where."""
+    texts = {file: text for name in TABLES for file, text in build(name, found)[0].items()} | dict(others)
     wrong = []
     for file, text in texts.items():
         path = out / file
