@@ -44,7 +44,7 @@ def errors(table: Table, oracle: Pooled) -> dict[str, Any]:
         fit = estimate(ask, settings(table, max_rounds=rounds, cavity_rounds=rounds - 1, tol=NEVER))
         assert fit.convergence.rounds == rounds or fit.convergence.step == 0
         if rounds == ROUNDS[0]:
-            lam = next(message for message in sent if message.kind == "certificate").tensors["lam"]
+            lam = next(message for message in sent if message.facts.get("method") == "newton").tensors["lam"]
             first = np.linalg.solve(-2 * unpacked_lam(lam)[1:].numpy(), unpacked_lam(lam)[0].numpy())
             found["error"].append(oracle.error(oracle.units @ first))
         coefficients, se = both(fit, oracle)

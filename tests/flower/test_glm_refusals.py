@@ -120,7 +120,7 @@ def test_a_hostile_answer_is_refused_by_name_in_one_sentence(
     assert grid.asked(101).count("round") == 1
 
 
-@pytest.mark.parametrize("what", ["describe", "moments", "round", "certificate", "likelihood"])
+@pytest.mark.parametrize("what", ["describe", "moments", "round", "figures"])
 def test_an_answer_without_its_facts(tmp_path: Path, what: str):
     grid = Sites(tmp_path, south_says(what, said(facts="{}")))
     with pytest.raises(FedualError, match=rf"^The answer of south to '{what}' cannot be used, its '\w+' is none"):

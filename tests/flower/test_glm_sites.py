@@ -76,7 +76,7 @@ def test_every_model_has_the_simulators_table(tmp_path: Path, what: str):
     assert fit.convergence.rounds == expected.convergence.rounds
 
 
-KINDS = ("hello", "describe", "moments", "round", "certificate", "likelihood")
+KINDS = ("hello", "describe", "moments", "round", "figures")
 
 
 @pytest.mark.parametrize("what", KINDS)

@@ -102,7 +102,7 @@ def honest(folder: Path, formula: str = "sick ~ age + bmi", rules: Guards | None
     return Server.agreed(Site("north", found, guard(folder, rules)), formula)
 
 
-@pytest.mark.parametrize("kind", ["round", "certificate", "likelihood", "points", "look"])
+@pytest.mark.parametrize("kind", ["round", "figures", "points", "look"])
 def test_no_point_is_evaluated_at_which_one_row_has_the_weight(tmp_path: Path, kind: str):
     """Also not for its loss alone: that of one row, if all others are far on the right side."""
     origin, hostile = np.zeros(3), np.array([-3000 * 3.2, 3000, 0])

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedual.errors import DataError, NotConvergedError
 from fedual.families import Full
 from fedual.glm import handshake
-from fedual.glm.certificate import RESIDUAL_EDGES
+from fedual.glm.closing import RESIDUAL_EDGES
 from fedual.glm.distributions import distribution
 from fedual.glm.figures import Convergence, Estimate, PosteriorKind, SiteFigures
 from fedual.glm.messages import Ask, Message, unpacked
@@ -187,15 +187,11 @@ class Estimation:
         p, units = len(self.terms), self._own_units()
         return Estimate((units @ self.rounds.mean[:p]).numpy(), (units @ covariance[:p, :p] @ units.mT).numpy())
 
-    def _information(self) -> Tensor:
-        """The expected information at the last certificate; the observed one where they are the same."""
-        replies = self.rounds.replies.values()
-        if all("expected" in reply.tensors for reply in replies):
-            return torch.stack([unpacked(reply.tensors["expected"]) for reply in replies]).sum(0)
-        return FAMILY.precision(self.rounds.state.eta_sum)
-
     def _ml(self, dispersion: float) -> Estimate:
-        return self._estimate(dispersion * torch.linalg.inv(self._information()))
+        """From the expected information at the estimate; from the observed one where they are the same."""
+        expected = self._matrix("expected")
+        information = FAMILY.precision(self.rounds.state.eta_sum) if expected is None else expected
+        return self._estimate(dispersion * torch.linalg.inv(information))
 
     def _laplace(self, dispersion: float) -> Estimate:
         return self._estimate(dispersion * torch.linalg.inv(self.rounds.precision))
@@ -208,29 +204,28 @@ class Estimation:
         return Estimate((units @ mean).numpy(), (units @ covariance @ units.mT).numpy())
 
     def _figures(self, converged: bool, separation: str | None = None) -> dict[str, Any]:
-        """The figures of `Fit` at the last certificate."""
-        rounds, moments, replies = self.rounds, self.moments, self.rounds.replies
-        total = lambda name: sum(float(reply.facts[name]) for reply in replies.values())
+        """The figures of `Fit` at the estimate, for which all sites are asked once more."""
+        rounds, moments = self.rounds, self.moments
         n, parameters = sum(moments.rows.values()), len(self.terms) + self.own_intercepts * len(moments.rows)
         if n <= parameters and not self.distribution.known_dispersion:
             raise DataError(
                 f"{n} rows for {parameters} coefficients leave nothing for the dispersion: use fewer terms."
             )
         known = self.distribution.known_dispersion
-        facts = {"model": self.model, "null": rounds.null, "dispersion": 1.0 if known else total("deviance") / n}
-        logs = self.ask(Message("likelihood", facts, {**rounds.units, "theta": rounds.mean}))
-        final = lambda name: sum(float(reply.facts[name]) for reply in logs.values())
-        information = torch.linalg.inv(rounds.precision)
-        meat = torch.stack([unpacked(reply.tensors["meat"]) for reply in replies.values()]).sum(0)
+        dispersion = 1.0 if known else sum(float(each.facts["deviance"]) for each in rounds.replies.values()) / n
+        facts = {**rounds.facts, "null": rounds.null, "dispersion": dispersion}
+        self.closing = self.ask(Message("figures", facts, {**rounds.units, "theta": rounds.mean}))
+        total = lambda name: sum(float(reply.facts[name]) for reply in self.closing.values())
+        information, meat = torch.linalg.inv(rounds.precision), self._matrix("meat")
         p, units = len(self.terms), self._own_units()
         hc0 = units @ (information @ meat @ information)[:p, :p] @ units.mT
         alpha = float(rounds.mean[-1].exp()) if self.distribution.extra else None
-        counts = [reply.facts["residuals"] for reply in replies.values() if "residuals" in reply.facts]
+        counts = self._told("residuals")
         return {
             "schema": self.schema, "family": self.settings.family, "link": self.settings.link, "n": n,
             "sites": self._sites(), "site_effects": self.settings.site, "parameters": parameters, "prior": self.prior,
-            "dispersion": 1.0 if known else final("pearson") / (n - parameters),
-            **{name: final(name) for name in ("loglik", "null_loglik", "deviance", "null_deviance", "pearson")},
+            "dispersion": 1.0 if known else total("pearson") / (n - parameters),
+            **{name: total(name) for name in ("loglik", "null_loglik", "deviance", "null_deviance", "pearson")},
             "df_model": len(self.terms) - (INTERCEPT in self.terms), "df_resid": n - parameters,
             "hc0": None if rounds.prior.any() else hc0.numpy(), "alpha": alpha,
             "alpha_se": None if alpha is None else alpha * float(information[-1, -1].sqrt()),
@@ -242,6 +237,15 @@ class Estimation:
             "calibration": self._calibration(),
             "warnings": () if converged else (NOT_CONVERGED,),
         }  # fmt: skip
+
+    def _told(self, name: str) -> list[Any]:
+        """What sites told at the end, those that did."""
+        return [reply.facts[name] for reply in self.closing.values() if name in reply.facts]
+
+    def _matrix(self, name: str) -> Tensor | None:
+        """The sum of a matrix that all sites told at the end; None if they did not."""
+        matrices = [unpacked(reply.tensors[name]) for reply in self.closing.values() if name in reply.tensors]
+        return torch.stack(matrices).sum(0) if matrices else None
 
     def _sites(self) -> tuple[SiteFigures, ...]:
         """Each site's rows, and its gradient and Hessian at the maximum, from its expansion at the certificate."""
@@ -258,8 +262,7 @@ class Estimation:
         return tuple(found)
 
     def _calibration(self) -> list[dict[str, float]] | None:
-        bins = [reply.facts["calibration"] for reply in self.rounds.replies.values() if "calibration" in reply.facts]
-        if not bins:
+        if not (bins := self._told("calibration")):
             return None
         sums = np.sum(bins, 0)
         return [{"predicted": m / w, "observed": y / w, "n": int(n)} for n, w, m, y in sums.tolist() if n]

@@ -92,7 +92,7 @@ class Rounds:
         """The summed loss and the prior's part, −⟨λ_0, T(θ)⟩."""
         return loss - float(self.prior[0] @ point + point @ self.prior[1:] @ point)
 
-    def exchange(self, method: str, tensors: Mapping[str, Tensor] | None = None, certificate: bool = False) -> float:
+    def exchange(self, method: str, tensors: Mapping[str, Tensor] | None = None) -> float:
         """One round: ask all sites, and take λ_g ← λ_0 + Σ_k η_k; the objective at the m_g that was sent."""
         sent, before = self.mean, self.state.lam_g
         facts = dict(
@@ -100,7 +100,7 @@ class Rounds:
             null=None if self.null_is_final else self.null,
         )  # fmt: skip
         request = Message(
-            "certificate" if certificate else "round",
+            "round",
             facts,
             {**self.units, "lam": packed_lam(before), **(tensors or {})},
         )
@@ -171,7 +171,7 @@ class Rounds:
 
     def _certify(self, runaway: bool) -> bool:
         while True:
-            objective = self.exchange("newton", certificate=True)
+            objective = self.exchange("newton")
             if self.history[-1]["step_se"] <= self.tol and self._is_best(objective):
                 return True
             if self.left <= 0:

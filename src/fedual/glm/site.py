@@ -6,8 +6,7 @@
 | "measure"     | moments and histograms that transformations such as scale(x) and bs(x) need                     |
 | "moments"     | rows, mean and squared deviation of every column of the design, and of the response             |
 | "round"       | η_k after lines 1 and 2 of Bayesian-ADMM at λ_g, the loss at m_g, and what was asked besides     |
-| "certificate" | the same with the expansion at m_g itself, and figures of fit                                   |
-| "likelihood"  | the log-likelihood at m_g for a given dispersion                                                |
+| "figures"     | once, at the estimate: sums from which the figures of fit follow                                |
 
 The site keeps η_k from round to round. The federation sums the η_k of all sites anew in every round, so that a site
 that lost its own starts from zero again and costs a round some accuracy, but no correctness.
@@ -27,7 +26,7 @@ from fedual.algorithm import Broadcast, ClientState, client_step
 from fedual.errors import DataError, InputError, in_one_line
 from fedual.families import Full
 from fedual.glm import schema as schemas
-from fedual.glm.certificate import figures, log_likelihoods, null_expansion
+from fedual.glm.closing import deviance, figures, null_expansion
 from fedual.glm.distributions import Distribution, distribution
 from fedual.glm.formula import parse
 from fedual.glm.guards import Guard
@@ -89,8 +88,7 @@ class Site:
             "measure": self._measure,
             "moments": self._moments,
             "round": self._round,
-            "certificate": self._round,
-            "likelihood": self._log_likelihood,
+            "figures": self._figures,
         }
         if message.kind not in handlers:
             raise InputError(f"A site cannot answer {message.kind!r}: run the same version of fedual everywhere.")
@@ -107,7 +105,7 @@ class Site:
             if not self.keep:
                 self.release()
         if self.guard is not None:
-            is_round = message.kind in ("round", "certificate")
+            is_round = message.kind == "round"
             fit = Message("", {"model": message.facts["model"]}).digest() if is_round else None
             self.guard.charge(reply.digest(), reply.numbers, fit)
         log.info("%s: answered %r with %d numbers", self.name, message.kind, reply.numbers)
@@ -184,11 +182,8 @@ class Site:
                 likelihood.expand(mean)  # the quadrature has many points: the guard sees the one in the middle
             self._check_point(likelihood)
             kept["eta"] = state.eta[0]
-        if message.kind == "certificate":
-            sums, tensors = figures(likelihood, mean, facts["unit"], self.least)
-            reply |= sums
-        else:
-            tensors = {}
+            if facts["method"] == "newton" and not likelihood.distribution.known_dispersion:
+                reply["deviance"] = deviance(likelihood, mean)
         if "look" in message.tensors:
             kept["look"], reply["look"] = self._expanded(likelihood, message.tensors["look"], dual)
         if "points" in message.tensors:
@@ -197,13 +192,13 @@ class Site:
         if facts["null"] is not None:
             reply["null"] = null_expansion(likelihood, mean, facts["null"])
         self._keep(message.digest(), kept)
-        return Message(message.kind, reply, tensors | {name: packed_lam(eta) for name, eta in kept.items()})
+        return Message("round", reply, {name: packed_lam(eta) for name, eta in kept.items()})
 
-    def _log_likelihood(self, message: Message) -> Message:
-        facts, likelihood = message.facts, self._standardised(message)
-        self._check_points(likelihood, message.tensors["theta"][None])
-        found = log_likelihoods(likelihood, message.tensors["theta"], facts["null"], facts["dispersion"])
-        return Message("likelihood", found)
+    def _figures(self, message: Message) -> Message:
+        facts, likelihood, theta = message.facts, self._standardised(message), message.tensors["theta"]
+        self._check_points(likelihood, theta[None])
+        found, tensors = figures(likelihood, theta, facts["null"], facts["dispersion"], facts["unit"], self.least)
+        return Message("figures", found, tensors)
 
     def _expanded(self, likelihood: Likelihood, point: Tensor, dual: Tensor) -> tuple[Tensor, float | None]:
         """What η_k is after a "newton" round at a point, and the loss there; η_k as it is if that is infinite."""

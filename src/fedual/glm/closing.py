@@ -1,11 +1,11 @@
-"""What a site adds in the certificate round: sums from which the figures of fit follow, and no figure of any row."""
+"""What a site tells once, at the estimate: sums from which the figures of fit follow, and no figure of any row."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedual.glm.distributions import Binomial, Distribution, NegativeBinomial
+from fedual.glm.distributions import Binomial, NegativeBinomial
 from fedual.glm.likelihood import Likelihood, weighted_products
 from fedual.glm.messages import packed
 
@@ -17,22 +17,32 @@ CALIBRATION_BINS = 10
 """Bins of equal width of the predicted probability."""
 
 
-def figures(likelihood: Likelihood, theta: Tensor, unit: float, least: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Sums at θ: the deviance, the sandwich's filling, residuals and calibration.
+def figures(
+    likelihood: Likelihood, theta: Tensor, null: float | None, dispersion: float, unit: float, least: int
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Sums at θ: log-likelihoods with all constants, deviances, Pearson's χ², the sandwich's filling, histograms.
 
     Args:
         likelihood: The site's.
         theta: The pooled estimate.
+        null: The intercept of the model without covariates; None if it has none, or the site's own.
+        dispersion: φ in the log-likelihoods.
         unit: The sd of an observation at dispersion 1, for residuals.
         least: Cells with fewer rows are told as empty.
     """
-    y, weight, mean = likelihood.y, likelihood.weight, likelihood.means(theta)
     distribution = likelihood.distribution.at(likelihood.split(theta)[1])
+    y, weight, mean = likelihood.y, likelihood.weight, likelihood.means(theta)
+    without = likelihood.null_means(theta, null)
+    residual = torch.where(y == mean, 0.0, (y - mean) / distribution.variance(mean)[0].sqrt())
     facts: dict[str, Any] = {
         "deviance": float(weight @ distribution.deviance(mean, y)),
+        "pearson": float(weight @ residual**2),
+        "loglik": float(distribution.loglik(mean, y, weight, dispersion)),
+        "null_loglik": float(distribution.loglik(without, y, weight, dispersion)),
+        "null_deviance": float(weight @ distribution.deviance(without, y)),
     }
     if len(y) >= ENOUGH:
-        facts["residuals"] = _histogram(_pearson(distribution, mean, y) * weight.sqrt() / unit, least)
+        facts["residuals"] = _histogram(residual * weight.sqrt() / unit, least)
     if len(y) >= ENOUGH and isinstance(distribution, Binomial):
         facts["calibration"] = _calibration(mean, y, weight, least)
     tensors = {"meat": packed(meat(likelihood, theta))}
@@ -41,18 +51,10 @@ def figures(likelihood: Likelihood, theta: Tensor, unit: float, least: int) -> t
     return facts, tensors
 
 
-def log_likelihoods(likelihood: Likelihood, theta: Tensor, null: float | None, dispersion: float) -> dict[str, float]:
-    """The log-likelihoods, with all constants, and the deviances, at θ and without covariates; Pearson's χ² at θ."""
+def deviance(likelihood: Likelihood, theta: Tensor) -> float:
+    """The deviance at θ."""
     distribution = likelihood.distribution.at(likelihood.split(theta)[1])
-    y, weight, mean = likelihood.y, likelihood.weight, likelihood.means(theta)
-    without = likelihood.null_means(theta, null)
-    return {
-        "deviance": float(weight @ distribution.deviance(mean, y)),
-        "pearson": float(weight @ _pearson(distribution, mean, y) ** 2),
-        "loglik": float(distribution.loglik(mean, y, weight, dispersion)),
-        "null_loglik": float(distribution.loglik(without, y, weight, dispersion)),
-        "null_deviance": float(weight @ distribution.deviance(without, y)),
-    }
+    return float(likelihood.weight @ distribution.deviance(likelihood.means(theta), likelihood.y))
 
 
 def null_expansion(likelihood: Likelihood, theta: Tensor, null: float) -> list[float]:
@@ -81,11 +83,6 @@ def meat(likelihood: Likelihood, theta: Tensor) -> Tensor:
             scores = torch.cat([scores, in_alpha[:, None]], 1)
         found += weighted_products(scores, torch.ones_like(part.y))
     return found
-
-
-def _pearson(distribution: Distribution, mean: Tensor, y: Tensor) -> Tensor:
-    """Residuals in units of the family's sd at dispersion 1."""
-    return torch.where(y == mean, 0.0, (y - mean) / distribution.variance(mean)[0].sqrt())
 
 
 def _histogram(values: Tensor, least: int) -> list[int]:
