@@ -99,9 +99,12 @@ class Estimation:
         return Fit(ml=ml, posterior=posterior, posterior_kind=kind, **figures)
 
     def _run(self, plan: int, runaway: bool) -> bool:
-        scaled = self.distribution.name == "binomial"
+        binary = self.distribution.name == "binomial"
+        # a site with few events is small, however many rows it has
+        events = lambda mean: min(1.0, 2 * mean, 2 * (1 - mean)) if binary else 1.0
+        smallest = min(n * events(self.moments.means[site]) for site, n in self.moments.rows.items())
         try:
-            converged = self.rounds.run(plan, self.moments.rows, self.moments.weight, scaled, runaway)
+            converged = self.rounds.run(plan, smallest, self.moments.weight, binary, runaway)
         except IndefiniteError:
             self._require_overdispersion(most=math.inf)
             raise

@@ -5,9 +5,9 @@
     last       sites: expansion at m_g ("newton"); λ_g ← λ_0 + Σ_k η_k is then a pooled Newton step, whose length in
                standard errors certifies the result
 
-P_w is weak and no part of the result. Where a site has few rows, round 1 is poor: round 2 then also looks at a linear
-discriminant's solution, and the better of the two points is the next anchor. A point whose objective is worse than the
-best so far is left for Newton steps with a line search from the best.
+P_w is weak and no part of the result. Where a site has few rows, or few of one class, round 1 is poor: round 2 then
+also looks at a linear discriminant's solution, and the better of the two points is the next anchor. A point whose
+objective is worse than the best so far is left for Newton steps with a line search from the best.
 """
 
 import math
@@ -133,18 +133,18 @@ class Rounds:
                 "determine, or fit under a prior with estimate='posterior'."
             )
 
-    def run(self, plan: int, rows: Mapping[str, int], weight: float, scaled: bool, runaway: bool) -> bool:
+    def run(self, plan: int, smallest: float, weight: float, scaled: bool, runaway: bool) -> bool:
         """Cavity rounds, then certificates until the next step is short; True if it is at most `tol`.
 
         Args:
             plan: Cavity rounds, fewer if m_g rests before.
-            rows: Of every site.
+            smallest: Rows of the smallest site.
             weight: The sum of all weights.
             scaled: Lengthen a linear discriminant's solution, as suits the binomial family.
             runaway: Stop with `SeparatedError` when there is no maximum of the likelihood.
         """
         first = self.mean
-        small = min(rows.values()) < 3 * len(first) and self.state.round == 0
+        small = smallest < 3 * len(first) and self.state.round == 0
         discriminant = None
         for r in range(plan):
             look = {"look": first} if small and r == 0 else {}
