@@ -281,3 +281,21 @@ def test_uploads_are_the_sites_quadratics_and_nothing_more():
     assert said
     assert {reply.numbers for reply in said} == {3 * 6 // 2 + 1}
     assert all(unpacked_lam(reply.tensors["eta"]).shape == (4, 3) for reply in said)
+
+
+@pytest.mark.parametrize("link", ["identity", "log"])
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_the_unit_of_a_gaussian_response_changes_no_round(link, unit):
+    """The certificate counts standard errors, which a tolerance for errors of size one would not see."""
+    named = tables()
+    for frame in named.values():
+        frame["level"] = np.exp(0.3 * frame.a) + frame.sick
+    one, other = (
+        glm.fit("y ~ a + b", {name: frame.assign(y=by * frame.level) for name, frame in named.items()}, link=link)
+        for by in (1.0, unit)
+    )
+    assert other.convergence.rounds == one.convergence.rounds
+    np.testing.assert_allclose(other.dispersion, unit**2 * one.dispersion, rtol=1e-9)
+    np.testing.assert_allclose(other.table["z"].iloc[1:], one.table["z"].iloc[1:], rtol=1e-7)
+    assert other.residuals == one.residuals
+    np.testing.assert_allclose(other.heterogeneity.q, one.heterogeneity.q, rtol=1e-6)

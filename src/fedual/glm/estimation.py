@@ -67,13 +67,11 @@ class Estimation:
         null = self.intercept if INTERCEPT in self.terms else None
         unit = {"centre": self.moments.centre, "scale": self.moments.scale}
         weak = Prior(WEAK_SD, WEAK_INTERCEPT_SD)
-        facts = {
-            "model": self.model,
-            "unit": 1.0 if self.distribution.link != "identity" else self.moments.sd,
-        }
+        self.noise = self.moments.sd if settings.family == "gaussian" else 1.0  # rounds divide errors by it
+        facts = {"model": self.model, "unit": self.noise}
         self.rounds = Rounds(
             ask, facts, unit, self._natural(FLAT), self._natural(weak, WEAK_EXTRA_SD), settings.max_rounds,
-            settings.tol, null, null_is_final=settings.offset is None,
+            settings.tol, sum(self.moments.rows.values()), null, null_is_final=settings.offset is None,
         )  # fmt: skip
 
     def fit(self) -> Fit:
@@ -89,7 +87,7 @@ class Estimation:
         except SeparatedError as error:
             return self._penalised(error.entries, plan)
         figures = self._figures(converged)
-        dispersion = figures["dispersion"]
+        dispersion = figures["dispersion"] / self.noise**2
         ml = self._ml(dispersion)
         if self.prior.flat:
             return Fit(ml=ml, posterior=None, **figures)
@@ -224,8 +222,9 @@ class Estimation:
         return {
             "schema": self.schema, "family": self.settings.family, "link": self.settings.link, "n": n,
             "sites": self._sites(), "site_effects": self.settings.site, "parameters": parameters, "prior": self.prior,
-            "dispersion": 1.0 if known else total("pearson") / (n - parameters),
-            **{name: total(name) for name in ("loglik", "null_loglik", "deviance", "null_deviance", "pearson")},
+            "dispersion": 1.0 if known else self.noise**2 * total("pearson") / (n - parameters),
+            **{name: total(name) for name in ("loglik", "null_loglik")},
+            **{name: self.noise**2 * total(name) for name in ("deviance", "null_deviance", "pearson")},
             "df_model": len(self.terms) - (INTERCEPT in self.terms), "df_resid": n - parameters,
             "hc0": None if rounds.prior.any() else hc0.numpy(), "alpha": alpha,
             "alpha_se": None if alpha is None else alpha * float(information[-1, -1].sqrt()),
@@ -255,8 +254,8 @@ class Estimation:
             gradient, hessian = None, None
             if not self.rounds.prior.any():
                 curve = FAMILY.precision(eta)
-                gradient = (inverse.mT @ (curve @ self.rounds.mean - eta[0])[:p]).numpy()
-                hessian = (inverse.mT @ curve[:p, :p] @ inverse).numpy()
+                gradient = self.noise**2 * (inverse.mT @ (curve @ self.rounds.mean - eta[0])[:p]).numpy()
+                hessian = self.noise**2 * (inverse.mT @ curve[:p, :p] @ inverse).numpy()
             figures = moments.rows[site], moments.missing[site], moments.means[site]
             found.append(SiteFigures(site, *figures, gradient, hessian))
         return tuple(found)

@@ -34,6 +34,8 @@ NEAR = 0.1
 """A change of m_g, in standard errors, after which the certificate comes next: its square, over 50, is what is left."""
 WIDE, GROWING = 2.5, 1.5
 """Without a prior: a standardised coefficient runs away if its standard error is so wide, and grew so much twice."""
+PERFECT = 1e-16
+"""Least φ̂ in units of the response's variance: below it rounding would count as steps of many standard errors."""
 ALIASED = 1e-10
 """Smallest eigenvalue of the information, scaled to a unit diagonal, of terms that others do not determine."""
 
@@ -50,6 +52,7 @@ class Rounds:
         start: The first λ_g.
         most: Rounds at most.
         tol: The largest next step, in standard errors, of a result that counts as converged.
+        rows: Of all sites.
         null: The intercept of the model without covariates, improved in every round; None if it has none.
         history: A record for each round.
     """
@@ -61,6 +64,7 @@ class Rounds:
     start: Tensor
     most: int
     tol: float
+    rows: int
     null: float | None = None
     null_is_final: bool = True
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -71,6 +75,7 @@ class Rounds:
         self.previous, self.anchor = "", "eta"
         self.replies: Mapping[str, Message] = {}
         self.etas: dict[str, Tensor] = {}
+        self.dispersion = 1.0  # φ̂ where the family has one to estimate: deviance / rows at the last certificate
         self._widths: list[Tensor] = []
 
     @property
@@ -106,6 +111,9 @@ class Rounds:
         )
         self.replies = self.ask(request)
         self.previous, self.anchor = request.digest(), "eta"
+        if all("deviance" in reply.facts for reply in self.replies.values()):
+            total = sum(float(reply.facts["deviance"]) for reply in self.replies.values())
+            self.dispersion = max(total / self.rows, PERFECT)
         self._take("eta", method)
         objective = self.objective(sum(_number(reply.facts["loss"]) for reply in self.replies.values()), sent)
         if self.best is None or objective < self.best[0]:
@@ -239,7 +247,7 @@ class Rounds:
 
     def _moved(self, sent: Tensor) -> float:
         """The largest change of m_g in standard errors."""
-        se = torch.linalg.inv(self.precision).diagonal().sqrt()
+        se = (self.dispersion * torch.linalg.inv(self.precision).diagonal()).sqrt()
         return float(((self.mean - sent) / se).abs().max())
 
 

@@ -197,7 +197,7 @@ class Site:
     def _figures(self, message: Message) -> Message:
         facts, likelihood, theta = message.facts, self._standardised(message), message.tensors["theta"]
         self._check_points(likelihood, theta[None])
-        found, tensors = figures(likelihood, theta, facts["null"], facts["dispersion"], facts["unit"], self.least)
+        found, tensors = figures(likelihood, theta, facts["null"], facts["dispersion"], self.least)
         return Message("figures", found, tensors)
 
     def _expanded(self, likelihood: Likelihood, point: Tensor, dual: Tensor) -> tuple[Tensor, float | None]:
@@ -238,9 +238,13 @@ class Site:
         return self._design[1]
 
     def _standardised(self, message: Message) -> Likelihood:
-        """The likelihood of columns in the federation's units; it takes the place of the design in memory."""
-        centre, scale = message.tensors["centre"], message.tensors["scale"]
-        key = Message("", {"model": message.facts["model"]}, {"centre": centre, "scale": scale}).digest()
+        """The likelihood of columns in the federation's units; it takes the place of the design in memory.
+
+        Gaussian errors have a unit, too: `tol` and the weak prior of the start would depend on that of the response.
+        """
+        centre, scale, unit = message.tensors["centre"], message.tensors["scale"], float(message.facts["unit"])
+        facts = {"model": message.facts["model"], "unit": unit}
+        key = Message("", facts, {"centre": centre, "scale": scale}).digest()
         if self._likelihood is None or self._likelihood[0] != key:
             model = Model.from_facts(message.facts["model"])
             design = self._read(model.schema)
@@ -251,6 +255,7 @@ class Site:
                     f"Site {self.name!r}: the response {model.schema.formula.partition('~')[0].strip()!r} {objection}."
                 )
             x = design.x.sub_(centre).div_(scale)
+            weight = weight / unit**2
             self._likelihood = key, Likelihood(model.distribution, x, y, weight, design.offset, model.own_intercept)
         return self._likelihood[1]
 
