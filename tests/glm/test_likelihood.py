@@ -145,7 +145,7 @@ def test_log_likelihoods_are_scipys(family, frozen):
     site = Likelihood(site.distribution, site.x, site.y, weight, site.offset)
     law = frozen(site.means(theta).numpy(), weight.numpy())
     expected = (law.logpmf if hasattr(law.dist, "pmf") else law.logpdf)(site.y.numpy()).sum()
-    found, _ = figures(site, theta, 0.3, 0.7, 1.0, 5)
+    found, _ = figures(site, theta, 0.3, 0.7, 5)
     assert found["loglik"] == pytest.approx(expected, rel=1e-10)
 
 

@@ -174,6 +174,19 @@ def test_separation_is_named_and_the_estimate_is_that_under_the_prior(quasi):
         glm.fit("sick ~ a + b", named, family="binomial", prior="flat")
 
 
+def test_a_level_without_one_class_has_a_converged_estimate_under_the_prior():
+    """The rounds notice it late, and need some of their own after that."""
+    named = tables()
+    for frame in named.values():
+        frame["group"] = np.where(np.arange(len(frame)) % 9 == 0, "rare", "usual")
+        frame.loc[frame.group == "rare", "sick"] = 1
+    fit = glm.fit("sick ~ a + group", named, family="binomial")
+    assert "separated by 'group[T.usual]'" in (fit.separation or "")
+    assert fit.convergence.converged
+    direct = glm.fit("sick ~ a + group", named, family="binomial", estimate="posterior", max_rounds=12)
+    np.testing.assert_allclose(fit.posterior.coefficients, direct.posterior.coefficients, rtol=1e-6)
+
+
 def test_terms_that_others_determine_are_named():
     with pytest.raises(DataError, match=r"'a', 'I\(2 \* a\)' cannot be told apart"):
         glm.fit("sick ~ a + b + I(2 * a)", tables(), family="binomial")

@@ -127,7 +127,13 @@ class Estimation:
         sentence = f"The responses are separated by {names}, so that the likelihood has no maximum"
         if self.prior.flat:
             raise NotConvergedError(f"{sentence}: fit under a prior, for example prior='default'.")
-        self.rounds.restart(self._natural(self.prior))
+        rounds, prior = self.rounds, self._natural(self.prior)
+        if len(rounds.history) > plan:
+            rounds.fall_back(prior)
+            plan = 0
+        else:
+            rounds.restart(prior)
+        rounds.most = len(rounds.history) + self.settings.max_rounds
         converged = self._run(plan, runaway=False)
         posterior, kind = self._laplace(1.0), "laplace"
         figures = self._figures(converged, f"{sentence}. The estimates are those under the prior.")

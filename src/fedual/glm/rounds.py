@@ -77,6 +77,7 @@ class Rounds:
         self.etas: dict[str, Tensor] = {}
         self.dispersion = 1.0  # φ̂ where the family has one to estimate: deviance / rows at the last certificate
         self._widths: list[Tensor] = []
+        self._visited: list[tuple[float, Tensor, Tensor]] = []  # the loss at m_g, m_g, and Σ_k η_k from there
 
     @property
     def mean(self) -> Tensor:
@@ -115,7 +116,9 @@ class Rounds:
             total = sum(float(reply.facts["deviance"]) for reply in self.replies.values())
             self.dispersion = max(total / self.rows, PERFECT)
         self._take("eta", method)
-        objective = self.objective(sum(_number(reply.facts["loss"]) for reply in self.replies.values()), sent)
+        loss = sum(_number(reply.facts["loss"]) for reply in self.replies.values())
+        objective = self.objective(loss, sent)
+        self._visited.append((loss, sent, self.state.eta_sum))
         if self.best is None or objective < self.best[0]:
             self.best = objective, sent
         if not self.null_is_final and self.null is not None:
@@ -231,6 +234,12 @@ class Rounds:
         """Go on from here under another prior."""
         self.prior, self.best = prior, None
         self.state = self.state._replace(prior=prior, lam_g=prior + self.state.eta_sum)
+
+    def fall_back(self, prior: Tensor) -> None:
+        """Go on under a prior from the visited point that is best under it, not from where a coefficient ran to."""
+        self.prior, self.best = prior, None
+        _, _, eta = min(self._visited, key=lambda visited: self.objective(*visited[:2]))
+        self.state = self.state._replace(prior=prior, lam_g=prior + eta, eta_sum=eta)
 
     def restart(self, prior: Tensor) -> None:
         """Begin anew under another prior; rounds that were asked for count on."""

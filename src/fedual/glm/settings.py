@@ -29,7 +29,8 @@ class Settings:
         estimate: What the rounds find: "ml" the maximum likelihood, from whose quadratic the posterior follows;
             "posterior" the posterior's mode alone; "both"; "variational" the maximum likelihood, and the best Gaussian.
         levels: The levels of categorical variables, in order; what the sites have if a variable is not named.
-        max_rounds: Rounds at most, the certificate included, the handshake not; more for a variational posterior.
+        max_rounds: Rounds at most, the certificate included, the handshake not. As many again follow where the
+            posterior is expanded by itself ("both", and after separation), more for a variational one.
         tol: The next step, in standard errors, at which a result counts as converged.
         cavity_rounds: Rounds before the certificate; 3, fewer where the estimate rests before, unless given.
     """
