@@ -194,6 +194,27 @@ def test_terms_that_others_determine_are_named():
     assert fit.convergence.converged
 
 
+@pytest.mark.parametrize(("family", "response"), [("gaussian", "b"), ("binomial", "sick"), ("poisson", "count")])
+def test_a_column_that_is_constant_at_each_site_follows_from_the_sites_intercepts(family, response):
+    """Rounding leaves it a trace of information, and would leave it an estimate."""
+    named = {name: frame.assign(beds=300.7 + k / 3) for k, (name, frame) in enumerate(tables().items())}
+    with pytest.raises(DataError, match="'beds' cannot be estimated, because it follows from the intercepts"):
+        glm.fit(f"{response} ~ a + beds", named, family=family, site="fixed")
+
+
+def test_the_remedy_for_too_many_terms_is_one_that_the_family_has():
+    few = {name: frame.iloc[:1] for name, frame in tables().items()}
+    for family, response, remedy in (("gaussian", "b", "use fewer terms."), ("poisson", "count", "'posterior'.")):
+        with pytest.raises(DataError, match=rf"3 rows cannot tell 4 coefficients apart: .*{remedy}$"):
+            glm.fit(f"{response} ~ a + I(a**2) + sin", {n: f.assign(sin=np.sin(f.a)) for n, f in few.items()}, family)
+
+
+def test_an_offset_beyond_all_counts_is_named_by_site():
+    named = {name: frame.assign(long=1e4 * frame.a) for name, frame in tables().items()}
+    with pytest.raises(NotConvergedError, match="likelihood of site 'site 0' is zero.*size of the offset"):
+        glm.fit("count ~ b", named, family="poisson", offset="long")
+
+
 def test_a_constant_column_is_named():
     named = {name: frame.assign(c=1.5) for name, frame in tables().items()}
     with pytest.raises(DataError, match="'c' is constant at all sites"):

@@ -104,14 +104,22 @@ class Estimation:
             self._require_overdispersion(most=math.inf)
             raise
         except AliasedError as error:
-            names = ", ".join(repr(self._name(j)) for j in error.entries)
-            raise DataError(
-                f"{names} cannot be told apart, because each follows from the others: drop one of them, or fit with "
-                "estimate='posterior'."
-            ) from None
+            raise DataError(self._aliased(error.entries)) from None
         if not converged:
             self._require_overdispersion(most=POISSON)
         return converged
+
+    def _aliased(self, entries: list[int]) -> str:
+        """Why terms have no estimate, in a sentence."""
+        names, n = ", ".join(repr(self._name(j)) for j in entries), sum(self.moments.rows.values())
+        remedy = ", or fit with estimate='posterior'" if self.distribution.known_dispersion else ""
+        if n < len(self.terms):
+            return f"{n} rows cannot tell {len(self.terms)} coefficients apart: use fewer terms{remedy}."
+        if len(entries) == 1:
+            beside = "the intercepts of the sites" if self.own_intercepts else "the other terms"
+            return f"{names} cannot be estimated, because it follows from {beside}: leave it out{remedy}."
+        others = "the others" + " and the intercepts of the sites" * self.own_intercepts
+        return f"{names} cannot be told apart, because each follows from {others}: drop one of them{remedy}."
 
     def _require_overdispersion(self, most: float) -> None:
         """Refuse counts that have no α, where α ȳ is below a limit."""

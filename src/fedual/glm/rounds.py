@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedual.algorithm import ServerState, Totals, server_step
-from fedual.errors import DomainError
+from fedual.errors import DomainError, NotConvergedError
 from fedual.families import Full
 from fedual.glm.messages import Ask, Message, packed_lam, unpacked_lam
 from fedual.glm.plan import METHODS
@@ -36,8 +36,9 @@ WIDE, GROWING = 2.5, 1.5
 """Without a prior: a standardised coefficient runs away if its standard error is so wide, and grew so much twice."""
 PERFECT = 1e-16
 """Least φ̂ in units of the response's variance: below it rounding would count as steps of many standard errors."""
-ALIASED = 1e-10
-"""Smallest eigenvalue of the information, scaled to a unit diagonal, of terms that others do not determine."""
+ALIASED, EMPTY = 1e-10, 1e-13
+"""Smallest eigenvalue of the information, scaled to a unit diagonal, of terms that others do not determine; and the
+smallest entry of its diagonal, relative to the largest, of a column that is not constant at each site."""
 
 
 @dataclass
@@ -248,7 +249,15 @@ class Rounds:
 
     def _require_information(self, eta: Tensor) -> None:
         """Refuse terms that others determine, which only a prior could tell apart."""
+        if silent := [site for site, reply in self.replies.items() if reply.facts["loss"] is None]:
+            raise NotConvergedError(
+                f"The likelihood of site {silent[0]!r} is zero without covariates: check the size of the offset and of "
+                "the response, or choose another link."
+            )
         information = FAMILY.precision(self.prior + eta)
+        empty = information.diagonal() <= EMPTY * information.diagonal().max()
+        if empty.any():
+            raise AliasedError(empty.nonzero()[:, 0].tolist())
         scale = information.diagonal().clamp_min(torch.finfo(eta.dtype).tiny).rsqrt()
         values, vectors = torch.linalg.eigh(information * scale * scale[:, None])
         if values[0] < ALIASED:
