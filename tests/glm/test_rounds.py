@@ -211,8 +211,50 @@ def test_the_remedy_for_too_many_terms_is_one_that_the_family_has():
 
 def test_an_offset_beyond_all_counts_is_named_by_site():
     named = {name: frame.assign(long=1e4 * frame.a) for name, frame in tables().items()}
-    with pytest.raises(NotConvergedError, match="likelihood of site 'site 0' is zero.*size of the offset"):
+    with pytest.raises(NotConvergedError, match=r"likelihood of site 'site 0' is zero.*size of the offset"):
         glm.fit("count ~ b", named, family="poisson", offset="long")
+
+
+def test_a_site_whose_own_mode_is_at_the_edge_of_the_link_tells_its_sums_at_the_federations():
+    generator = np.random.default_rng(3)
+    named = {
+        f"site {k}": pd.DataFrame({"x": -generator.normal(50, 10, n), "y": np.random.default_rng(3).poisson(0.05, n)})
+        for k, n in enumerate((200, 120, 90))
+    }
+    fit = glm.fit("y ~ x", named, family="poisson", link="identity")
+    assert fit.convergence.converged
+    pooled = pd.concat(named.values())
+    x = np.column_stack([np.ones(len(pooled)), pooled.x])
+    score = x.T @ (1 - pooled.y / (x @ fit.coefficients))
+    assert np.abs(fit.ml.covariance @ score / fit.ml.se).max() < 1e-7
+
+
+@pytest.mark.parametrize(("family", "value"), [("gaussian", 3.0), ("gaussian", 0.0), ("gamma", 2.0)])
+def test_a_constant_response_is_named(family, value):
+    named = {name: frame.assign(y=value) for name, frame in tables().items()}
+    with pytest.raises(DataError, match="response of 'y ~ a' has the same value at all sites"):
+        glm.fit("y ~ a", named, family=family)
+
+
+def test_numbers_beyond_float64_are_an_error_of_one_sentence():
+    named = {name: frame.assign(y=1e120 * np.exp(frame.a)) for name, frame in tables().items()}
+    with pytest.raises(DataError, match=r"rescale the response"):
+        glm.fit("y ~ b", named, family="gamma")
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "keywords", "objection"),
+    [
+        ("binomial", lambda frame: frame.sick + 1, {}, "'site 0': the response 'y' is outside 0 … 1: .*event="),
+        ("binomial", lambda frame: frame["count"] - 1, {"trials": "m"}, "'site 0', row .* 'y' is negative"),
+        ("poisson", lambda frame: -frame["count"], {}, "'site 0': the response 'y' is negative"),
+        ("gamma", lambda frame: frame["count"] - 1000, {}, "'site 0': the response 'y' is not positive"),
+    ],
+)
+def test_a_response_of_another_family_is_named_before_its_mean_is_used(family, change, keywords, objection):
+    named = {name: frame.assign(y=change(frame), m=1000) for name, frame in tables().items()}
+    with pytest.raises(DataError, match=objection):
+        glm.fit("y ~ a", named, family=family, **keywords)
 
 
 def test_a_constant_column_is_named():

@@ -25,6 +25,9 @@ MOST_VARIATIONAL, VARIATIONAL_TOL = 20, 1e-3
 """Rounds of a variational posterior, and the change of its mean, in sds, that ends them."""
 POISSON = 0.05
 """Where α ȳ, the part of the variance beyond a Poisson's, is smaller and still falls, there is no α to find."""
+BEYOND = "the sums of all sites are beyond float64's range or precision: rescale the response or the columns"
+CONSTANT = 1e-12
+"""The sd of a response that has an error to estimate, relative to its mean, is more."""
 NOT_CONVERGED = "The rounds ended before the estimate rested: raise max_rounds."
 WEAK_SD, WEAK_INTERCEPT_SD, WEAK_EXTRA_SD = 2.5, 10.0, 1.5
 """Of the first λ_g: the sds of standardised slopes, of the intercept, and of the distribution's extra parameters."""
@@ -37,7 +40,10 @@ def estimate(ask: Ask, settings: Settings) -> Fit:
         ask: Sends a message to all sites.
         settings: What is fitted.
     """
-    return Estimation(ask, settings).fit()
+    try:
+        return Estimation(ask, settings).fit()
+    except torch.linalg.LinAlgError as error:
+        raise NotConvergedError(f"{settings.formula!r}: {BEYOND}.") from error
 
 
 class Estimation:
@@ -178,10 +184,13 @@ class Estimation:
 
     def _first_intercept(self) -> float:
         """f(ȳ): the fit with an intercept alone, but for the offset's spread."""
-        mean = self.moments.mean
-        if (self.distribution.positive_mean and not mean > 0) or (self.distribution.name == "binomial" and mean >= 1):
-            raise DataError(f"The response of {self.settings.formula!r} has the same value in all rows of all sites.")
-        return float(self.distribution.predictor(torch.tensor(mean, dtype=torch.float64))) - self.moments.offset
+        mean, family = self.moments.mean, self.distribution
+        constant = not family.known_dispersion and not self.moments.sd > CONSTANT * abs(mean)
+        if constant or (family.positive_mean and not mean > 0) or (family.name == "binomial" and mean >= 1):
+            raise DataError(
+                f"The response of {self.settings.formula!r} has the same value at all sites, to twelve digits."
+            )
+        return float(family.predictor(torch.tensor(mean, dtype=torch.float64))) - self.moments.offset
 
     def _name(self, entry: int) -> str:
         return self.terms[entry] if entry < len(self.terms) else "alpha"
@@ -222,6 +231,11 @@ class Estimation:
         if n <= parameters and not self.distribution.known_dispersion:
             raise DataError(
                 f"{n} rows for {parameters} coefficients leave nothing for the dispersion: use fewer terms."
+            )
+        if lost := [site for site, reply in rounds.replies.items() if reply.facts["loss"] is None]:
+            raise NotConvergedError(
+                f"The rounds ended where the likelihood of site {lost[0]!r} is zero: raise max_rounds, or choose "
+                "another link."
             )
         known = self.distribution.known_dispersion
         dispersion = 1.0 if known else sum(float(each.facts["deviance"]) for each in rounds.replies.values()) / n

@@ -64,7 +64,9 @@ def moments(ask: Ask, schema: Schema, facts: Mapping[str, Any]) -> Moments:
         if term == INTERCEPT:
             centre[j], scale[j] = 0.0, 1.0
         elif not scale[j] > 1e-12 * abs(centre[j]):
-            raise DataError(f"The column {term!r} is constant at all sites: leave it out of the formula.")
+            raise DataError(
+                f"The column {term!r} is constant at all sites, to twelve digits: leave it out, or rescale it."
+            )
     weights = {site: float(reply.facts["weight"]) for site, reply in replies.items()}
     total = sum(weights.values())
     fact = lambda reply, name: torch.tensor(float(reply.facts[name]), dtype=torch.float64)
