@@ -56,6 +56,9 @@ class Settings:
         object.__setattr__(self, "prior", prior(self.prior))
         levels = {name: tuple(map(str, each)) for name, each in (self.levels or {}).items()}
         object.__setattr__(self, "levels", levels)
+        for name, each in levels.items():
+            if twice := [level for level in each if each.count(level) > 1]:
+                raise InputError(f"levels= names the level {twice[0]!r} of {name!r} twice: name it once.")
         for name, known in (("estimate", ESTIMATES), ("site", SITES)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} = {getattr(self, name)!r}: {hint(getattr(self, name), known)}")
