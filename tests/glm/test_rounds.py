@@ -375,3 +375,39 @@ def test_the_unit_of_a_gaussian_response_changes_no_round(link, unit):
     np.testing.assert_allclose(other.table["z"].iloc[1:], one.table["z"].iloc[1:], rtol=1e-7)
     assert other.residuals == one.residuals
     np.testing.assert_allclose(other.heterogeneity.q, one.heterogeneity.q, rtol=1e-6)
+
+
+@pytest.mark.parametrize("link", ["identity", "log"])
+def test_residuals_are_in_standard_deviations_of_the_errors(link):
+    """Not of the response, of which the terms may explain nearly all."""
+    named = tables((300, 400))
+    for frame in named.values():
+        frame["y"] = 100 + 5 * frame.a + (frame.sick - frame.sick.mean())
+    fit = glm.fit("y ~ a + b", named, link=link)
+    pooled = pd.concat(named.values())
+    predictor = np.column_stack([np.ones(len(pooled)), pooled.a, pooled.b]) @ fit.coefficients
+    residual = pooled.y - (predictor if link == "identity" else np.exp(predictor))
+    assert fit.residuals is not None
+    edges = np.array([-np.inf, *fit.residuals["edges"][1:-1], np.inf])
+    expected, _ = np.histogram(residual / np.sqrt(fit.deviance / fit.n), edges)
+    np.testing.assert_allclose(
+        fit.residuals["counts"], expected, atol=8
+    )  # cells below 5 rows count as empty, edges move
+
+
+@pytest.mark.parametrize(
+    ("keywords", "objection"),
+    [
+        ({"weights": np.ones(3)}, "weights is a ndarray: name a column"),
+        ({"levels": {"a": "xyz"}}, "levels = .*give a list of levels"),
+        ({"levels": ["a"]}, "levels = .*give a list of levels"),
+        ({"prior": None}, "prior = None: give 'default'"),
+        ({"prior": {"a": 0}}, "prior of 'a' is 0: give"),
+        ({"prior": {"a": (np.nan, 1.0)}}, "prior of 'a' is .*: give"),
+        ({"prior": {"a": (0.0, -1.0)}}, "The prior's sd of 'a' is -1.0"),
+        ({"prior": {"z": (0.0, 1.0)}}, "names the slope 'z': choose one of a, b"),
+    ],
+)
+def test_settings_of_another_type_are_named(keywords, objection):
+    with pytest.raises(InputError, match=objection):
+        glm.fit("sick ~ a + b", tables(), family="binomial", **keywords)

@@ -42,7 +42,7 @@ def estimate(ask: Ask, settings: Settings) -> Fit:
     """
     try:
         return Estimation(ask, settings).fit()
-    except torch.linalg.LinAlgError as error:
+    except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
         raise NotConvergedError(f"{settings.formula!r}: {BEYOND}.") from error
 
 
@@ -238,8 +238,7 @@ class Estimation:
                 "another link."
             )
         known = self.distribution.known_dispersion
-        dispersion = 1.0 if known else sum(float(each.facts["deviance"]) for each in rounds.replies.values()) / n
-        facts = {**rounds.facts, "null": rounds.null, "dispersion": dispersion}
+        facts = {**rounds.facts, "null": rounds.null, "dispersion": rounds.dispersion}
         self.closing = self.ask(Message("figures", facts, {**rounds.units, "theta": rounds.mean}))
         total = lambda name: sum(float(reply.facts[name]) for reply in self.closing.values())
         information, meat = torch.linalg.inv(rounds.precision), self._matrix("meat")

@@ -51,10 +51,16 @@ class Settings:
     cavity_rounds: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("weights", "offset", "trials"):
+            if not isinstance(value := getattr(self, name), str | None):
+                raise InputError(f"{name} is a {type(value).__name__}: name a column of the tables.")
+        given = self.levels or {}
+        if not isinstance(given, Mapping) or any(isinstance(each, str) for each in given.values()):
+            raise InputError(f"levels = {self.levels!r}: give a list of levels for each column, {{'sex': ['f', 'm']}}.")
         kind = distribution(self.family, self.link)
         object.__setattr__(self, "link", kind.link)
         object.__setattr__(self, "prior", prior(self.prior))
-        levels = {name: tuple(map(str, each)) for name, each in (self.levels or {}).items()}
+        levels = {name: tuple(map(str, each)) for name, each in given.items()}
         object.__setattr__(self, "levels", levels)
         for name, each in levels.items():
             if twice := [level for level in each if each.count(level) > 1]:

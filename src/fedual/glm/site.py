@@ -97,9 +97,12 @@ class Site:
         except (KeyError, TypeError, IndexError) as error:
             what = f"the federation's {message.kind!r} cannot be read ({in_one_line(error)})"
             raise InputError(f"Site {self.name!r}: {what}: run the same version of fedual everywhere.") from error
-        except (DomainError, NotConvergedError, torch.linalg.LinAlgError) as error:  # the solvers know no site
+        except (DomainError, NotConvergedError, torch.linalg.LinAlgError) as error:  # pyright: ignore[reportPrivateImportUsage]
             remedy = "rescale the response, the offset or the columns, or choose another link"
-            raise DataError(f"Site {self.name!r}: its sums are no finite numbers at an estimate: {remedy}.") from error
+            failure = DataError(f"Site {self.name!r}: its sums are no finite numbers at an estimate: {remedy}.")
+            if self.guard is not None:
+                self.guard.failed(failure)
+            raise failure from error
         except DataError as error:
             if self.guard is not None and message.kind != "describe":  # expressions that the server chose ask the table
                 self.guard.failed(error)
