@@ -184,7 +184,7 @@ def test_a_level_without_one_class_has_a_converged_estimate_under_the_prior():
     assert "separated by 'group[T.usual]'" in (fit.separation or "")
     assert fit.convergence.converged
     direct = glm.fit("sick ~ a + group", named, family="binomial", estimate="posterior", max_rounds=12)
-    np.testing.assert_allclose(fit.posterior.coefficients, direct.posterior.coefficients, rtol=1e-6)
+    np.testing.assert_allclose(fit.coefficients, direct.coefficients, rtol=1e-6)
 
 
 def test_terms_that_others_determine_are_named():
@@ -200,6 +200,14 @@ def test_a_column_that_is_constant_at_each_site_follows_from_the_sites_intercept
     named = {name: frame.assign(beds=300.7 + k / 3) for k, (name, frame) in enumerate(tables().items())}
     with pytest.raises(DataError, match="'beds' cannot be estimated, because it follows from the intercepts"):
         glm.fit(f"{response} ~ a + beds", named, family=family, site="fixed")
+
+
+def test_a_narrow_prior_of_one_term_leaves_the_others_their_estimates():
+    keywords = {"prior": {"b": (0.0, 1e-9)}, "estimate": "posterior"}
+    fit = glm.fit("sick ~ a + b", tables(), family="binomial", **keywords)
+    assert abs(fit.table.loc["b", "estimate"]) < 1e-9
+    without = glm.fit("sick ~ a", tables(), family="binomial", estimate="posterior")
+    np.testing.assert_allclose(fit.table.loc["a", "estimate"], without.table.loc["a", "estimate"], rtol=1e-6)
 
 
 def test_the_remedy_for_too_many_terms_is_one_that_the_family_has():
@@ -226,7 +234,7 @@ def test_a_site_whose_own_mode_is_at_the_edge_of_the_link_tells_its_sums_at_the_
     pooled = pd.concat(named.values())
     x = np.column_stack([np.ones(len(pooled)), pooled.x])
     score = x.T @ (1 - pooled.y / (x @ fit.coefficients))
-    assert np.abs(fit.ml.covariance @ score / fit.ml.se).max() < 1e-7
+    assert np.abs(fit.estimate.covariance @ score / fit.estimate.se).max() < 1e-7
 
 
 @pytest.mark.parametrize(("family", "value"), [("gaussian", 3.0), ("gaussian", 0.0), ("gamma", 2.0)])

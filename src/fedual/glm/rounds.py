@@ -256,7 +256,7 @@ class Rounds:
             )
         information = FAMILY.precision(self.prior + eta)
         empty = information.diagonal() <= EMPTY * information.diagonal().max()
-        if empty.any():
+        if empty.any() and not self.prior.any():
             raise AliasedError(empty.nonzero()[:, 0].tolist())
         scale = information.diagonal().clamp_min(torch.finfo(eta.dtype).tiny).rsqrt()
         values, vectors = torch.linalg.eigh(information * scale * scale[:, None])
