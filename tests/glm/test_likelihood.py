@@ -100,7 +100,7 @@ def test_a_site_of_one_class_says_nothing_about_slopes():
     assert one.says_nothing
     assert not site.says_nothing
     assert not any(term.any() for term in found[:3])
-    assert figures(one, slopes, None, 1.0, 1.0, 5)[0]["deviance"] == 0
+    assert figures(one, slopes, None, 1.0, 5)[0]["deviance"] == 0
     assert not meat(one, slopes).any()
 
 
@@ -145,7 +145,7 @@ def test_log_likelihoods_are_scipys(family, frozen):
     site = Likelihood(site.distribution, site.x, site.y, weight, site.offset)
     law = frozen(site.means(theta).numpy(), weight.numpy())
     expected = (law.logpmf if hasattr(law.dist, "pmf") else law.logpdf)(site.y.numpy()).sum()
-    found, _ = figures(site, theta, 0.3, 0.7, 1.0, 5)
+    found, _ = figures(site, theta, 0.3, 0.7, 5)
     assert found["loglik"] == pytest.approx(expected, rel=1e-10)
 
 
@@ -155,7 +155,7 @@ def test_binomial_counts_have_their_coefficients():
     successes = (trials / 3).floor()
     site = Likelihood(site.distribution, site.x, successes / trials, trials, site.offset)
     expected = stats.binom(trials.numpy(), site.means(theta).numpy()).logpmf(successes.numpy()).sum()
-    assert figures(site, theta, None, 1.0, 1.0, 5)[0]["loglik"] == pytest.approx(expected, rel=1e-10)
+    assert figures(site, theta, None, 1.0, 5)[0]["loglik"] == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.parametrize("family", ["binomial", "poisson", "gamma", "negative-binomial"])

@@ -174,11 +174,95 @@ def test_separation_is_named_and_the_estimate_is_that_under_the_prior(quasi):
         glm.fit("sick ~ a + b", named, family="binomial", prior="flat")
 
 
+def test_a_level_without_one_class_has_a_converged_estimate_under_the_prior():
+    """The rounds notice it late, and need some of their own after that."""
+    named = tables()
+    for frame in named.values():
+        frame["group"] = np.where(np.arange(len(frame)) % 9 == 0, "rare", "usual")
+        frame.loc[frame.group == "rare", "sick"] = 1
+    fit = glm.fit("sick ~ a + group", named, family="binomial")
+    assert "separated by 'group[T.usual]'" in (fit.separation or "")
+    assert fit.convergence.converged
+    direct = glm.fit("sick ~ a + group", named, family="binomial", estimate="posterior", max_rounds=12)
+    np.testing.assert_allclose(fit.coefficients, direct.coefficients, rtol=1e-6)
+
+
 def test_terms_that_others_determine_are_named():
     with pytest.raises(DataError, match=r"'a', 'I\(2 \* a\)' cannot be told apart"):
         glm.fit("sick ~ a + b + I(2 * a)", tables(), family="binomial")
     fit = glm.fit("sick ~ a + b + I(2 * a)", tables(), family="binomial", estimate="posterior")
     assert fit.convergence.converged
+
+
+@pytest.mark.parametrize(("family", "response"), [("gaussian", "b"), ("binomial", "sick"), ("poisson", "count")])
+def test_a_column_that_is_constant_at_each_site_follows_from_the_sites_intercepts(family, response):
+    """Rounding leaves it a trace of information, and would leave it an estimate."""
+    named = {name: frame.assign(beds=300.7 + k / 3) for k, (name, frame) in enumerate(tables().items())}
+    with pytest.raises(DataError, match="'beds' cannot be estimated, because it follows from the intercepts"):
+        glm.fit(f"{response} ~ a + beds", named, family=family, site="fixed")
+
+
+def test_a_narrow_prior_of_one_term_leaves_the_others_their_estimates():
+    keywords = {"prior": {"b": (0.0, 1e-9)}, "estimate": "posterior"}
+    fit = glm.fit("sick ~ a + b", tables(), family="binomial", **keywords)
+    assert abs(fit.table.loc["b", "estimate"]) < 1e-9
+    without = glm.fit("sick ~ a", tables(), family="binomial", estimate="posterior")
+    np.testing.assert_allclose(fit.table.loc["a", "estimate"], without.table.loc["a", "estimate"], rtol=1e-6)
+
+
+def test_the_remedy_for_too_many_terms_is_one_that_the_family_has():
+    few = {name: frame.iloc[:1] for name, frame in tables().items()}
+    for family, response, remedy in (("gaussian", "b", "use fewer terms."), ("poisson", "count", "'posterior'.")):
+        with pytest.raises(DataError, match=rf"3 rows cannot tell 4 coefficients apart: .*{remedy}$"):
+            glm.fit(f"{response} ~ a + I(a**2) + sin", {n: f.assign(sin=np.sin(f.a)) for n, f in few.items()}, family)
+
+
+def test_an_offset_beyond_all_counts_is_named_by_site():
+    named = {name: frame.assign(long=1e4 * frame.a) for name, frame in tables().items()}
+    with pytest.raises(NotConvergedError, match=r"likelihood of site 'site 0' is zero.*size of the offset"):
+        glm.fit("count ~ b", named, family="poisson", offset="long")
+
+
+def test_a_site_whose_own_mode_is_at_the_edge_of_the_link_tells_its_sums_at_the_federations():
+    generator = np.random.default_rng(3)
+    named = {
+        f"site {k}": pd.DataFrame({"x": -generator.normal(50, 10, n), "y": np.random.default_rng(3).poisson(0.05, n)})
+        for k, n in enumerate((200, 120, 90))
+    }
+    fit = glm.fit("y ~ x", named, family="poisson", link="identity")
+    assert fit.convergence.converged
+    pooled = pd.concat(named.values())
+    x = np.column_stack([np.ones(len(pooled)), pooled.x])
+    score = x.T @ (1 - pooled.y / (x @ fit.coefficients))
+    assert np.abs(fit.estimate.covariance @ score / fit.estimate.se).max() < 1e-7
+
+
+@pytest.mark.parametrize(("family", "value"), [("gaussian", 3.0), ("gaussian", 0.0), ("gamma", 2.0)])
+def test_a_constant_response_is_named(family, value):
+    named = {name: frame.assign(y=value) for name, frame in tables().items()}
+    with pytest.raises(DataError, match="response of 'y ~ a' has the same value at all sites"):
+        glm.fit("y ~ a", named, family=family)
+
+
+def test_numbers_beyond_float64_are_an_error_of_one_sentence():
+    named = {name: frame.assign(y=1e120 * np.exp(frame.a)) for name, frame in tables().items()}
+    with pytest.raises(DataError, match=r"rescale the response"):
+        glm.fit("y ~ b", named, family="gamma")
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "keywords", "objection"),
+    [
+        ("binomial", lambda frame: frame.sick + 1, {}, "'site 0': the response 'y' is outside 0 … 1: .*event="),
+        ("binomial", lambda frame: frame["count"] - 1, {"trials": "m"}, "'site 0', row .* 'y' is negative"),
+        ("poisson", lambda frame: -frame["count"], {}, "'site 0': the response 'y' is negative"),
+        ("gamma", lambda frame: frame["count"] - 1000, {}, "'site 0': the response 'y' is not positive"),
+    ],
+)
+def test_a_response_of_another_family_is_named_before_its_mean_is_used(family, change, keywords, objection):
+    named = {name: frame.assign(y=change(frame), m=1000) for name, frame in tables().items()}
+    with pytest.raises(DataError, match=objection):
+        glm.fit("y ~ a", named, family=family, **keywords)
 
 
 def test_a_constant_column_is_named():
@@ -281,3 +365,57 @@ def test_uploads_are_the_sites_quadratics_and_nothing_more():
     assert said
     assert {reply.numbers for reply in said} == {3 * 6 // 2 + 1}
     assert all(unpacked_lam(reply.tensors["eta"]).shape == (4, 3) for reply in said)
+
+
+@pytest.mark.parametrize("link", ["identity", "log"])
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_the_unit_of_a_gaussian_response_changes_no_round(link, unit):
+    """The certificate counts standard errors, which a tolerance for errors of size one would not see."""
+    named = tables()
+    for frame in named.values():
+        frame["level"] = np.exp(0.3 * frame.a) + frame.sick
+    one, other = (
+        glm.fit("y ~ a + b", {name: frame.assign(y=by * frame.level) for name, frame in named.items()}, link=link)
+        for by in (1.0, unit)
+    )
+    assert other.convergence.rounds == one.convergence.rounds
+    np.testing.assert_allclose(other.dispersion, unit**2 * one.dispersion, rtol=1e-9)
+    np.testing.assert_allclose(other.table["z"].iloc[1:], one.table["z"].iloc[1:], rtol=1e-7)
+    assert other.residuals == one.residuals
+    np.testing.assert_allclose(other.heterogeneity.q, one.heterogeneity.q, rtol=1e-6)
+
+
+@pytest.mark.parametrize("link", ["identity", "log"])
+def test_residuals_are_in_standard_deviations_of_the_errors(link):
+    """Not of the response, of which the terms may explain nearly all."""
+    named = tables((300, 400))
+    for frame in named.values():
+        frame["y"] = 100 + 5 * frame.a + (frame.sick - frame.sick.mean())
+    fit = glm.fit("y ~ a + b", named, link=link)
+    pooled = pd.concat(named.values())
+    predictor = np.column_stack([np.ones(len(pooled)), pooled.a, pooled.b]) @ fit.coefficients
+    residual = pooled.y - (predictor if link == "identity" else np.exp(predictor))
+    assert fit.residuals is not None
+    edges = np.array([-np.inf, *fit.residuals["edges"][1:-1], np.inf])
+    expected, _ = np.histogram(residual / np.sqrt(fit.deviance / fit.n), edges)
+    np.testing.assert_allclose(
+        fit.residuals["counts"], expected, atol=8
+    )  # cells below 5 rows count as empty, edges move
+
+
+@pytest.mark.parametrize(
+    ("keywords", "objection"),
+    [
+        ({"weights": np.ones(3)}, "weights is a ndarray: name a column"),
+        ({"levels": {"a": "xyz"}}, "levels = .*give a list of levels"),
+        ({"levels": ["a"]}, "levels = .*give a list of levels"),
+        ({"prior": None}, "prior = None: give 'default'"),
+        ({"prior": {"a": 0}}, "prior of 'a' is 0: give"),
+        ({"prior": {"a": (np.nan, 1.0)}}, "prior of 'a' is .*: give"),
+        ({"prior": {"a": (0.0, -1.0)}}, "The prior's sd of 'a' is -1.0"),
+        ({"prior": {"z": (0.0, 1.0)}}, "names the slope 'z': choose one of a, b"),
+    ],
+)
+def test_settings_of_another_type_are_named(keywords, objection):
+    with pytest.raises(InputError, match=objection):
+        glm.fit("sick ~ a + b", tables(), family="binomial", **keywords)

@@ -211,9 +211,8 @@ class Binomial(Distribution):
 
     def objection(self, y: Tensor) -> str | None:
         """Proportions must be in [0, 1]."""
-        return (
-            "is outside 0 … 1: give 0/1, two classes, or successes with trials=" if ((y < 0) | (y > 1)).any() else None
-        )
+        remedy = "give 0/1, name the class that counts by event=, or give successes with trials="
+        return f"is outside 0 … 1: {remedy}" if ((y < 0) | (y > 1)).any() else None
 
 
 @dataclass(frozen=True)

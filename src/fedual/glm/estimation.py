@@ -25,6 +25,9 @@ MOST_VARIATIONAL, VARIATIONAL_TOL = 20, 1e-3
 """Rounds of a variational posterior, and the change of its mean, in sds, that ends them."""
 POISSON = 0.05
 """Where α ȳ, the part of the variance beyond a Poisson's, is smaller and still falls, there is no α to find."""
+BEYOND = "the sums of all sites are beyond float64's range or precision: rescale the response or the columns"
+CONSTANT = 1e-12
+"""The sd of a response that has an error to estimate, relative to its mean, is more."""
 NOT_CONVERGED = "The rounds ended before the estimate rested: raise max_rounds."
 WEAK_SD, WEAK_INTERCEPT_SD, WEAK_EXTRA_SD = 2.5, 10.0, 1.5
 """Of the first λ_g: the sds of standardised slopes, of the intercept, and of the distribution's extra parameters."""
@@ -37,7 +40,10 @@ def estimate(ask: Ask, settings: Settings) -> Fit:
         ask: Sends a message to all sites.
         settings: What is fitted.
     """
-    return Estimation(ask, settings).fit()
+    try:
+        return Estimation(ask, settings).fit()
+    except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
+        raise NotConvergedError(f"{settings.formula!r}: {BEYOND}.") from error
 
 
 class Estimation:
@@ -67,13 +73,11 @@ class Estimation:
         null = self.intercept if INTERCEPT in self.terms else None
         unit = {"centre": self.moments.centre, "scale": self.moments.scale}
         weak = Prior(WEAK_SD, WEAK_INTERCEPT_SD)
-        facts = {
-            "model": self.model,
-            "unit": 1.0 if self.distribution.link != "identity" else self.moments.sd,
-        }
+        self.noise = self.moments.sd if settings.family == "gaussian" else 1.0  # rounds divide errors by it
+        facts = {"model": self.model, "unit": self.noise}
         self.rounds = Rounds(
             ask, facts, unit, self._natural(FLAT), self._natural(weak, WEAK_EXTRA_SD), settings.max_rounds,
-            settings.tol, null, null_is_final=settings.offset is None,
+            settings.tol, sum(self.moments.rows.values()), null, null_is_final=settings.offset is None,
         )  # fmt: skip
 
     def fit(self) -> Fit:
@@ -89,7 +93,7 @@ class Estimation:
         except SeparatedError as error:
             return self._penalised(error.entries, plan)
         figures = self._figures(converged)
-        dispersion = figures["dispersion"]
+        dispersion = figures["dispersion"] / self.noise**2
         ml = self._ml(dispersion)
         if self.prior.flat:
             return Fit(ml=ml, posterior=None, **figures)
@@ -109,14 +113,22 @@ class Estimation:
             self._require_overdispersion(most=math.inf)
             raise
         except AliasedError as error:
-            names = ", ".join(repr(self._name(j)) for j in error.entries)
-            raise DataError(
-                f"{names} cannot be told apart, because each follows from the others: drop one of them, or fit with "
-                "estimate='posterior'."
-            ) from None
+            raise DataError(self._aliased(error.entries)) from None
         if not converged:
             self._require_overdispersion(most=POISSON)
         return converged
+
+    def _aliased(self, entries: list[int]) -> str:
+        """Why terms have no estimate, in a sentence."""
+        names, n = ", ".join(repr(self._name(j)) for j in entries), sum(self.moments.rows.values())
+        remedy = ", or fit with estimate='posterior'" if self.distribution.known_dispersion else ""
+        if n < len(self.terms):
+            return f"{n} rows cannot tell {len(self.terms)} coefficients apart: use fewer terms{remedy}."
+        if len(entries) == 1:
+            beside = "the intercepts of the sites" if self.own_intercepts else "the other terms"
+            return f"{names} cannot be estimated, because it follows from {beside}: leave it out{remedy}."
+        others = "the others" + " and the intercepts of the sites" * self.own_intercepts
+        return f"{names} cannot be told apart, because each follows from {others}: drop one of them{remedy}."
 
     def _require_overdispersion(self, most: float) -> None:
         """Refuse counts that have no α, where α ȳ is below a limit."""
@@ -132,7 +144,13 @@ class Estimation:
         sentence = f"The responses are separated by {names}, so that the likelihood has no maximum"
         if self.prior.flat:
             raise NotConvergedError(f"{sentence}: fit under a prior, for example prior='default'.")
-        self.rounds.restart(self._natural(self.prior))
+        rounds, prior = self.rounds, self._natural(self.prior)
+        if len(rounds.history) > plan:
+            rounds.fall_back(prior)
+            plan = 0
+        else:
+            rounds.restart(prior)
+        rounds.most = len(rounds.history) + self.settings.max_rounds
         converged = self._run(plan, runaway=False)
         posterior, kind = self._laplace(1.0), "laplace"
         figures = self._figures(converged, f"{sentence}. The estimates are those under the prior.")
@@ -169,10 +187,13 @@ class Estimation:
 
     def _first_intercept(self) -> float:
         """f(ȳ): the fit with an intercept alone, but for the offset's spread."""
-        mean = self.moments.mean
-        if (self.distribution.positive_mean and not mean > 0) or (self.distribution.name == "binomial" and mean >= 1):
-            raise DataError(f"The response of {self.settings.formula!r} has the same value in all rows of all sites.")
-        return float(self.distribution.predictor(torch.tensor(mean, dtype=torch.float64))) - self.moments.offset
+        mean, family = self.moments.mean, self.distribution
+        constant = not family.known_dispersion and not self.moments.sd > CONSTANT * abs(mean)
+        if constant or (family.positive_mean and not mean > 0) or (family.name == "binomial" and mean >= 1):
+            raise DataError(
+                f"The response of {self.settings.formula!r} has the same value at all sites, to twelve digits."
+            )
+        return float(family.predictor(torch.tensor(mean, dtype=torch.float64))) - self.moments.offset
 
     def _name(self, entry: int) -> str:
         return self.terms[entry] if entry < len(self.terms) else "alpha"
@@ -214,9 +235,13 @@ class Estimation:
             raise DataError(
                 f"{n} rows for {parameters} coefficients leave nothing for the dispersion: use fewer terms."
             )
+        if lost := [site for site, reply in rounds.replies.items() if reply.facts["loss"] is None]:
+            raise NotConvergedError(
+                f"The rounds ended where the likelihood of site {lost[0]!r} is zero: raise max_rounds, or choose "
+                "another link."
+            )
         known = self.distribution.known_dispersion
-        dispersion = 1.0 if known else sum(float(each.facts["deviance"]) for each in rounds.replies.values()) / n
-        facts = {**rounds.facts, "null": rounds.null, "dispersion": dispersion}
+        facts = {**rounds.facts, "null": rounds.null, "dispersion": rounds.dispersion}
         self.closing = self.ask(Message("figures", facts, {**rounds.units, "theta": rounds.mean}))
         total = lambda name: sum(float(reply.facts[name]) for reply in self.closing.values())
         information, meat = torch.linalg.inv(rounds.precision), self._matrix("meat")
@@ -227,8 +252,9 @@ class Estimation:
         return {
             "schema": self.schema, "family": self.settings.family, "link": self.settings.link, "n": n,
             "sites": self._sites(), "site_effects": self.settings.site, "parameters": parameters, "prior": self.prior,
-            "dispersion": 1.0 if known else total("pearson") / (n - parameters),
-            **{name: total(name) for name in ("loglik", "null_loglik", "deviance", "null_deviance", "pearson")},
+            "dispersion": 1.0 if known else self.noise**2 * total("pearson") / (n - parameters),
+            **{name: total(name) for name in ("loglik", "null_loglik")},
+            **{name: self.noise**2 * total(name) for name in ("deviance", "null_deviance", "pearson")},
             "df_model": len(self.terms) - (INTERCEPT in self.terms), "df_resid": n - parameters,
             "hc0": None if rounds.prior.any() else hc0.numpy(), "alpha": alpha,
             "alpha_se": None if alpha is None else alpha * float(information[-1, -1].sqrt()),
@@ -258,8 +284,8 @@ class Estimation:
             gradient, hessian = None, None
             if not self.rounds.prior.any():
                 curve = FAMILY.precision(eta)
-                gradient = (inverse.mT @ (curve @ self.rounds.mean - eta[0])[:p]).numpy()
-                hessian = (inverse.mT @ curve[:p, :p] @ inverse).numpy()
+                gradient = self.noise**2 * (inverse.mT @ (curve @ self.rounds.mean - eta[0])[:p]).numpy()
+                hessian = self.noise**2 * (inverse.mT @ curve[:p, :p] @ inverse).numpy()
             figures = moments.rows[site], moments.missing[site], moments.means[site]
             found.append(SiteFigures(site, *figures, gradient, hessian))
         return tuple(found)

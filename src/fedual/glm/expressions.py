@@ -236,6 +236,12 @@ def _remedy(node: ast.expr) -> str:
             return f"{name}() must be a term by itself."
         case ast.Call(func=ast.Name(id="offset")):
             return "leave it out of the formula, and give offset= instead."
+        case ast.BinOp(op=ast.BitXor()):
+            return "write powers as x**2."
+        case ast.Call(func=ast.Name(id="cbind")):
+            return "give the successes as the response, and trials= instead."
+        case ast.Call(func=ast.Name(id="factor")):
+            return "use C(x)."
         case ast.Call(func=ast.Name(id="ns")):
             return "use cr(x, df=4, constraints='center')."
         case ast.Call(func=ast.Name(id=name)):

@@ -124,7 +124,7 @@ def _parse(text: str, declared: frozenset[str]) -> Formula:
         found[factor.expr] = expression
     response = _response(text, sides.lhs, found)
     dot = any(token.token == "." for token in tokens)
-    if not (sides.rhs or dot):
+    if not (sides.rhs or dot) or not text.partition("~")[2].strip():
         raise InputError(f"{_shown(text)} has no terms: write at least 'y ~ 1'.")
     if response in {factor.expr for term in sides.rhs for factor in term.factors}:
         raise InputError(f"{_shown(text)} has its response {response!r} on the right side too: leave it out there.")

@@ -64,7 +64,7 @@ def moments(ask: Ask, schema: Schema, facts: Mapping[str, Any]) -> Moments:
         if term == INTERCEPT:
             centre[j], scale[j] = 0.0, 1.0
         elif not scale[j] > 1e-12 * abs(centre[j]):
-            raise DataError(f"The column {term!r} is constant at all sites: leave it out of the formula.")
+            raise DataError(f"The column {term!r} is constant at all sites, to twelve digits: {_remedy(term)}.")
     weights = {site: float(reply.facts["weight"]) for site, reply in replies.items()}
     total = sum(weights.values())
     fact = lambda reply, name: torch.tensor(float(reply.facts[name]), dtype=torch.float64)
@@ -82,6 +82,10 @@ def moments(ask: Ask, schema: Schema, facts: Mapping[str, Any]) -> Moments:
         centre=centre if centred else torch.zeros_like(centre),
         scale=scale,
     )
+
+
+def _remedy(term: str) -> str:
+    return "leave that level out, or the term" if term.endswith("]") else "leave it out of the formula, or rescale it"
 
 
 def combined(parts: Sequence[tuple[float, Tensor, Tensor]]) -> tuple[float, Tensor, Tensor]:

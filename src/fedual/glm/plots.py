@@ -154,7 +154,12 @@ def _calibration(fit: Figures, term: str | None, level: float, ax: "Axes") -> No
     """Mean response against mean prediction in bins, with Wilson's intervals for proportions."""
     bins = [row for row in fit.calibration or () if row["n"] > 0]
     if not bins:
-        raise InputError("plot('calibration'): the sites sent no calibration for this family; use plot('residuals').")
+        cause = (
+            "no site has the 200 rows from which on one tells it"
+            if fit.family == "binomial"
+            else "only binomial has it"
+        )
+        raise InputError(f"plot('calibration'): the sites sent no calibration ({cause}): use plot('coefficients').")
     predicted, observed, n = (np.array([row[key] for row in bins], float) for key in ("predicted", "observed", "n"))
     if fit.family == "binomial":
         z = Reference().width(level)

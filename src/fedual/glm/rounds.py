@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedual.algorithm import ServerState, Totals, server_step
-from fedual.errors import DomainError
+from fedual.errors import DomainError, NotConvergedError
 from fedual.families import Full
 from fedual.glm.messages import Ask, Message, packed_lam, unpacked_lam
 from fedual.glm.plan import METHODS
@@ -34,8 +34,11 @@ NEAR = 0.1
 """A change of m_g, in standard errors, after which the certificate comes next: its square, over 50, is what is left."""
 WIDE, GROWING = 2.5, 1.5
 """Without a prior: a standardised coefficient runs away if its standard error is so wide, and grew so much twice."""
-ALIASED = 1e-10
-"""Smallest eigenvalue of the information, scaled to a unit diagonal, of terms that others do not determine."""
+PERFECT = 1e-16
+"""Least φ̂ in units of the response's variance: below it rounding would count as steps of many standard errors."""
+ALIASED, EMPTY = 1e-10, 1e-13
+"""Smallest eigenvalue of the information, scaled to a unit diagonal, of terms that others do not determine; and the
+smallest entry of its diagonal, relative to the largest, of a column that is not constant at each site."""
 
 
 @dataclass
@@ -50,6 +53,7 @@ class Rounds:
         start: The first λ_g.
         most: Rounds at most.
         tol: The largest next step, in standard errors, of a result that counts as converged.
+        rows: Of all sites.
         null: The intercept of the model without covariates, improved in every round; None if it has none.
         history: A record for each round.
     """
@@ -61,6 +65,7 @@ class Rounds:
     start: Tensor
     most: int
     tol: float
+    rows: int
     null: float | None = None
     null_is_final: bool = True
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -71,7 +76,9 @@ class Rounds:
         self.previous, self.anchor = "", "eta"
         self.replies: Mapping[str, Message] = {}
         self.etas: dict[str, Tensor] = {}
+        self.dispersion = 1.0  # φ̂ where the family has one to estimate: deviance / rows at the last certificate
         self._widths: list[Tensor] = []
+        self._visited: list[tuple[float, Tensor, Tensor]] = []  # the loss at m_g, m_g, and Σ_k η_k from there
 
     @property
     def mean(self) -> Tensor:
@@ -106,8 +113,13 @@ class Rounds:
         )
         self.replies = self.ask(request)
         self.previous, self.anchor = request.digest(), "eta"
+        if all("deviance" in reply.facts for reply in self.replies.values()):
+            total = sum(float(reply.facts["deviance"]) for reply in self.replies.values())
+            self.dispersion = max(total / self.rows, PERFECT)
         self._take("eta", method)
-        objective = self.objective(sum(_number(reply.facts["loss"]) for reply in self.replies.values()), sent)
+        loss = sum(_number(reply.facts["loss"]) for reply in self.replies.values())
+        objective = self.objective(loss, sent)
+        self._visited.append((loss, sent, self.state.eta_sum))
         if self.best is None or objective < self.best[0]:
             self.best = objective, sent
         if not self.null_is_final and self.null is not None:
@@ -224,6 +236,12 @@ class Rounds:
         self.prior, self.best = prior, None
         self.state = self.state._replace(prior=prior, lam_g=prior + self.state.eta_sum)
 
+    def fall_back(self, prior: Tensor) -> None:
+        """Go on under a prior from the visited point that is best under it, not from where a coefficient ran to."""
+        self.prior, self.best = prior, None
+        _, _, eta = min(self._visited, key=lambda visited: self.objective(*visited[:2]))
+        self.state = self.state._replace(prior=prior, lam_g=prior + eta, eta_sum=eta)
+
     def restart(self, prior: Tensor) -> None:
         """Begin anew under another prior; rounds that were asked for count on."""
         self.prior, self.best, self.previous = prior, None, ""
@@ -231,7 +249,15 @@ class Rounds:
 
     def _require_information(self, eta: Tensor) -> None:
         """Refuse terms that others determine, which only a prior could tell apart."""
+        if silent := [site for site, reply in self.replies.items() if reply.facts["loss"] is None]:
+            raise NotConvergedError(
+                f"The likelihood of site {silent[0]!r} is zero without covariates: check the size of the offset and of "
+                "the response, or choose another link."
+            )
         information = FAMILY.precision(self.prior + eta)
+        empty = information.diagonal() <= EMPTY * information.diagonal().max()
+        if empty.any() and not self.prior.any():
+            raise AliasedError(empty.nonzero()[:, 0].tolist())
         scale = information.diagonal().clamp_min(torch.finfo(eta.dtype).tiny).rsqrt()
         values, vectors = torch.linalg.eigh(information * scale * scale[:, None])
         if values[0] < ALIASED:
@@ -239,7 +265,7 @@ class Rounds:
 
     def _moved(self, sent: Tensor) -> float:
         """The largest change of m_g in standard errors."""
-        se = torch.linalg.inv(self.precision).diagonal().sqrt()
+        se = (self.dispersion * torch.linalg.inv(self.precision).diagonal()).sqrt()
         return float(((self.mean - sent) / se).abs().max())
 
 

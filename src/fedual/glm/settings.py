@@ -29,7 +29,8 @@ class Settings:
         estimate: What the rounds find: "ml" the maximum likelihood, from whose quadratic the posterior follows;
             "posterior" the posterior's mode alone; "both"; "variational" the maximum likelihood, and the best Gaussian.
         levels: The levels of categorical variables, in order; what the sites have if a variable is not named.
-        max_rounds: Rounds at most, the certificate included, the handshake not; more for a variational posterior.
+        max_rounds: Rounds at most, the certificate included, the handshake not. As many again follow where the
+            posterior is expanded by itself ("both", and after separation), more for a variational one.
         tol: The next step, in standard errors, at which a result counts as converged.
         cavity_rounds: Rounds before the certificate; 3, fewer where the estimate rests before, unless given.
     """
@@ -50,11 +51,20 @@ class Settings:
     cavity_rounds: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("weights", "offset", "trials"):
+            if not isinstance(value := getattr(self, name), str | None):
+                raise InputError(f"{name} is a {type(value).__name__}: name a column of the tables.")
+        given = self.levels or {}
+        if not isinstance(given, Mapping) or any(isinstance(each, str) for each in given.values()):
+            raise InputError(f"levels = {self.levels!r}: give a list of levels for each column, {{'sex': ['f', 'm']}}.")
         kind = distribution(self.family, self.link)
         object.__setattr__(self, "link", kind.link)
         object.__setattr__(self, "prior", prior(self.prior))
-        levels = {name: tuple(map(str, each)) for name, each in (self.levels or {}).items()}
+        levels = {name: tuple(map(str, each)) for name, each in given.items()}
         object.__setattr__(self, "levels", levels)
+        for name, each in levels.items():
+            if twice := [level for level in each if each.count(level) > 1]:
+                raise InputError(f"levels= names the level {twice[0]!r} of {name!r} twice: name it once.")
         for name, known in (("estimate", ESTIMATES), ("site", SITES)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} = {getattr(self, name)!r}: {hint(getattr(self, name), known)}")

@@ -66,9 +66,11 @@ class Summary:
         fit = self.fit
         dropped = sum(sum(site.missing.values()) for site in fit.sites)
         rows = f"{fit.n:,} at {len(fit.sites)} site{'s' * (len(fit.sites) != 1)}"
+        event = fit.schema.event
         facts = [
             ("Formula", fit.formula),
             ("Family", f"{fit.family}, link {fit.link}"),
+            *[("Event", f"{fit.response} = {event}")] * (event is not None),
             ("Rows", rows + (f"; {dropped:,} values are missing" if dropped else "")),
         ]
         columns = {name: getattr(fit.schema, name) for name in ("weights", "offset", "trials")}
@@ -163,11 +165,12 @@ def _fit_figures(fit: Figures) -> list[tuple[str, str]]:
     if fit.ml is not None and fit.has_intercept and fit.df_model:
         name, statistic, p = likelihood_test(fit, fit.null_loglik, fit.null_deviance, fit.df_model)
         df = f"{fit.df_model}" if fit.known_dispersion else f"{fit.df_model} and {fit.df_resid:,}"
-        facts.append(("Against null", f"{name} = {number(statistic)} on {df} df, {p_words(p)}"))
+        held = "" if fit.alpha is None else "; alpha held, anova() finds it anew"
+        facts.append(("Against null", f"{name} = {number(statistic)} on {df} df, {p_words(p)}{held}"))
     if fit.ml is not None:
         facts.append(("AIC, BIC", f"{number(fit.aic)}, {number(fit.bic)}"))
     if fit.known_dispersion:
-        if not math.isnan(fit.pseudo_r2):
+        if not math.isnan(fit.pseudo_r2) and fit.df_model:
             facts.append(("Pseudo-R²", f"{number(fit.pseudo_r2)} (McFadden)"))
         if fit.df_resid > 0:
             facts.append(("Pearson χ²/df", number(fit.pearson / fit.df_resid)))
