@@ -179,14 +179,11 @@ class Site:
         self._check_points(likelihood, mean[None])
         kept, reply = {"eta": dual}, {"loss": loss, "separated": likelihood.separated(mean)}
         if loss is not None:
-            step = lambda method: client_step(method, Broadcast(lam_g), ClientState(dual[None], None, {}), likelihood)[
-                1
-            ]
+            before = ClientState(dual[None], None, {})
+            step = lambda method: client_step(method, Broadcast(lam_g), before, likelihood)[1]
             try:
                 state = step(method)
-            except (
-                NotConvergedError
-            ):  # its own mode may be at the edge of what the link allows: it tells its sums at m_g
+            except NotConvergedError:  # its own mode may be at the edge of what the link allows
                 state = step(METHODS["newton"])
             if facts["method"] == "cavity" and not facts["previous"] and likelihood.hides(mean):
                 state = step(METHODS["anchored"])
