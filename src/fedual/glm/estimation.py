@@ -17,7 +17,7 @@ from fedual.glm.messages import Ask, Message, unpacked
 from fedual.glm.plan import PLAN
 from fedual.glm.prior import FLAT, INTERCEPT, Prior
 from fedual.glm.result import Fit
-from fedual.glm.rounds import AliasedError, IndefiniteError, Rounds, SeparatedError
+from fedual.glm.rounds import LOST, AliasedError, IndefiniteError, Rounds, SeparatedError
 from fedual.glm.settings import Settings
 
 FAMILY = Full()
@@ -28,6 +28,8 @@ POISSON = 0.05
 BEYOND = "the sums of all sites are beyond float64's range or precision: rescale the response or the columns"
 CONSTANT = 1e-12
 """The sd of a response that has an error to estimate, relative to its mean, is more."""
+MOST_NAMES = 5
+"""Terms that an error names."""
 NOT_CONVERGED = "The rounds ended before the estimate rested: raise max_rounds."
 WEAK_SD, WEAK_INTERCEPT_SD, WEAK_EXTRA_SD = 2.5, 10.0, 1.5
 """Of the first λ_g: the sds of standardised slopes, of the intercept, and of the distribution's extra parameters."""
@@ -86,12 +88,12 @@ class Estimation:
         plan = settings.cavity_rounds or (1 if self.distribution == distribution("gaussian") else PLAN)
         if settings.estimate == "posterior" and known:
             rounds.restart(self._natural(self.prior))
-            converged = self._run(plan, runaway=False)
+            converged = self._run(plan)
             return Fit(ml=None, posterior=self._laplace(1.0), posterior_kind="laplace", **self._figures(converged))
         try:
-            converged = self._run(plan, runaway=known)
+            converged = self._run(plan, runaway=known, lost=LOST if known and not self.prior.flat else math.inf)
         except SeparatedError as error:
-            return self._penalised(error.entries, plan)
+            return self._penalised(self._separated(error))
         figures = self._figures(converged)
         dispersion = figures["dispersion"] / self.noise**2
         ml = self._ml(dispersion)
@@ -102,13 +104,13 @@ class Estimation:
         posterior, kind = self._second(dispersion)
         return Fit(ml=ml, posterior=posterior, posterior_kind=kind, **figures)
 
-    def _run(self, plan: int, runaway: bool) -> bool:
+    def _run(self, plan: int, runaway: bool = False, lost: float = math.inf) -> bool:
         binary = self.distribution.name == "binomial"
         # a site with few events is small, however many rows it has
         events = lambda mean: min(1.0, 2 * mean, 2 * (1 - mean)) if binary else 1.0
         smallest = min(n * events(self.moments.means[site]) for site, n in self.moments.rows.items())
         try:
-            converged = self.rounds.run(plan, smallest, self.moments.weight, binary, runaway)
+            converged = self.rounds.run(plan, smallest, self.moments.weight, binary, runaway, lost)
         except IndefiniteError:
             self._require_overdispersion(most=math.inf)
             raise
@@ -138,20 +140,22 @@ class Estimation:
                 "use family='poisson'."
             )
 
-    def _penalised(self, entries: list[int], plan: int) -> Fit:
-        """The posterior's mode, where the likelihood has no maximum."""
-        names = ", ".join(repr(self._name(j)) for j in entries) or "the terms together"
-        sentence = f"The responses are separated by {names}, so that the likelihood has no maximum"
+    def _separated(self, error: SeparatedError) -> str:
+        """Why there is no maximum likelihood, in a sentence without its period."""
+        names = [repr(self._name(j)) for j in error.entries] or ["the terms together"]
+        names = ", ".join(names[:MOST_NAMES]) + f" and {len(names) - MOST_NAMES} more" * (len(names) > MOST_NAMES)
+        if error.step is None:
+            return f"The responses are separated by {names}, so that the likelihood has no maximum"
+        left = f"after {len(self.rounds.history)} rounds a step of {error.step:.2g} standard errors is left"
+        return f"The responses seem to be separated by {names}, and the likelihood to have no maximum: {left}"
+
+    def _penalised(self, sentence: str) -> Fit:
+        """The posterior's mode, where the likelihood has no maximum, as the sentence says."""
         if self.prior.flat:
             raise NotConvergedError(f"{sentence}: fit under a prior, for example prior='default'.")
-        rounds, prior = self.rounds, self._natural(self.prior)
-        if len(rounds.history) > plan:
-            rounds.fall_back(prior)
-            plan = 0
-        else:
-            rounds.restart(prior)
-        rounds.most = len(rounds.history) + self.settings.max_rounds
-        converged = self._run(plan, runaway=False)
+        self.rounds.fall_back(self._natural(self.prior))
+        self.rounds.most = len(self.rounds.history) + self.settings.max_rounds
+        converged = self._run(0)
         posterior, kind = self._laplace(1.0), "laplace"
         figures = self._figures(converged, f"{sentence}. The estimates are those under the prior.")
         if self.settings.estimate == "variational":
@@ -165,7 +169,7 @@ class Estimation:
         """
         self.rounds.under(self._natural(self.prior) * dispersion)
         self.rounds.most = len(self.rounds.history) + self.settings.max_rounds
-        self._run(1, runaway=False)
+        self._run(1)
         return (
             self._variational() if self.settings.estimate == "variational" else (self._laplace(dispersion), "laplace")
         )

@@ -32,8 +32,11 @@ STEPS = (0.5, 0.25, 0.1, 0.03)
 """Shorter steps of the line search, beside the full one."""
 NEAR = 0.1
 """A change of m_g, in standard errors, after which the certificate comes next: its square, over 50, is what is left."""
-WIDE, GROWING = 2.5, 1.5
-"""Without a prior: a standardised coefficient runs away if its standard error is so wide, and grew so much twice."""
+GROWING, SLOW = 1.5, 0.4
+"""Without a prior: a coefficient runs away if its standard error grew so much twice, though steps were below one SE, and
+the last was not much shorter than the one before. Where there is no maximum, the factors are √e and 1/√e."""
+LOST = 0.5
+"""A step at the first certificate, in standard errors, from which on no maximum is in sight: others were below 0.05."""
 PERFECT = 1e-16
 """Least φ̂ in units of the response's variance: below it rounding would count as steps of many standard errors."""
 ALIASED, EMPTY = 1e-10, 1e-13
@@ -78,6 +81,7 @@ class Rounds:
         self.etas: dict[str, Tensor] = {}
         self.dispersion = 1.0  # φ̂ where the family has one to estimate: deviance / rows at the last certificate
         self._widths: list[Tensor] = []
+        self._steps = torch.zeros(0)  # of m_g in the last round, in standard errors
         self._visited: list[tuple[float, Tensor, Tensor]] = []  # the loss at m_g, m_g, and Σ_k η_k from there
 
     @property
@@ -126,7 +130,8 @@ class Rounds:
             parts = [reply.facts["null"] for reply in self.replies.values()]
             slope, curve = torch.tensor(parts, dtype=torch.float64).sum(0).tolist()
             self.null -= slope / curve
-        self.history.append({"kind": method, "loss": objective, "step_se": self._moved(sent)})
+        self._steps = self._moved(sent)
+        self.history.append({"kind": method, "loss": objective, "step_se": float(self._steps.max())})
         return objective
 
     def _take(self, name: str, method: str) -> None:
@@ -145,7 +150,9 @@ class Rounds:
                 "determine, or fit under a prior with estimate='posterior'."
             )
 
-    def run(self, plan: int, smallest: float, weight: float, scaled: bool, runaway: bool) -> bool:
+    def run(
+        self, plan: int, smallest: float, weight: float, scaled: bool, runaway: bool = False, lost: float = math.inf
+    ) -> bool:
         """Cavity rounds, then certificates until the next step is short; True if it is at most `tol`.
 
         Args:
@@ -154,6 +161,7 @@ class Rounds:
             weight: The sum of all weights.
             scaled: Lengthen a linear discriminant's solution, as suits the binomial family.
             runaway: Stop with `SeparatedError` when there is no maximum of the likelihood.
+            lost: Stop with `SeparatedError` also when the step at a certificate is longer.
         """
         first = self.mean
         small = smallest < 3 * len(first) and self.state.round == 0
@@ -179,9 +187,9 @@ class Rounds:
                 self._require_maximum()
             if self.history[-1]["step_se"] < NEAR or self.left <= 1:
                 break
-        return self._certify(runaway)
+        return self._certify(runaway, lost)
 
-    def _certify(self, runaway: bool) -> bool:
+    def _certify(self, runaway: bool, lost: float) -> bool:
         while True:
             objective = self.exchange("newton")
             if self.history[-1]["step_se"] <= self.tol and self._is_best(objective):
@@ -191,6 +199,8 @@ class Rounds:
             self._require_descent(objective)
             if runaway:
                 self._require_maximum()
+            if self.history[-1]["step_se"] > lost:
+                raise SeparatedError((self._steps > lost).nonzero()[:, 0].tolist(), self.history[-1]["step_se"])
 
     def _is_best(self, objective: float) -> bool:
         assert self.best is not None
@@ -216,8 +226,9 @@ class Rounds:
         self._widths.append(torch.linalg.inv(self.precision).diagonal().sqrt())
         if len(self._widths) > 2:
             first, second, third = self._widths[-3:]
-            away = (third > WIDE) & (third > GROWING * second) & (second > GROWING * first)
-            if away.any():
+            before, step = (record["step_se"] for record in self.history[-2:])
+            away = (third > GROWING * second) & (second > GROWING * first)
+            if away.any() and SLOW * before < step < before < 1:
                 raise SeparatedError(away.nonzero()[:, 0].tolist())
         if all(reply.facts["separated"] for reply in self.replies.values()):
             raise SeparatedError([])
@@ -263,10 +274,10 @@ class Rounds:
         if values[0] < ALIASED:
             raise AliasedError((vectors[:, 0].abs() > 0.1).nonzero()[:, 0].tolist())
 
-    def _moved(self, sent: Tensor) -> float:
-        """The largest change of m_g in standard errors."""
+    def _moved(self, sent: Tensor) -> Tensor:
+        """The change of every entry of m_g in standard errors."""
         se = (self.dispersion * torch.linalg.inv(self.precision).diagonal()).sqrt()
-        return float(((self.mean - sent) / se).abs().max())
+        return ((self.mean - sent) / se).abs()
 
 
 class IndefiniteError(DomainError):
@@ -282,11 +293,14 @@ class AliasedError(DomainError):
 
 
 class SeparatedError(DomainError):
-    """The likelihood has no maximum; `entries` are the positions in θ of coefficients that run away."""
+    """The likelihood has no maximum, or none in sight if a `step` is left.
 
-    def __init__(self, entries: list[int]):
+    `entries` are the positions in θ of coefficients that run away.
+    """
+
+    def __init__(self, entries: list[int], step: float | None = None):
         super().__init__(f"entries {entries} of θ run away")
-        self.entries = entries
+        self.entries, self.step = entries, step
 
 
 def _number(loss: float | None) -> float:
