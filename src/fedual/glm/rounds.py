@@ -28,6 +28,8 @@ from fedual.solvers.newton import solve
 FAMILY = Full()
 ROUNDING = 1e-11
 """Relative rise of the objective that counts as rounding."""
+SMALL = 3
+"""Rows for each coefficient: with fewer at a site, round 1 is poor."""
 STEPS = (0.5, 0.25, 0.1, 0.03)
 """Shorter steps of the line search, beside the full one."""
 NEAR = 0.1
@@ -50,7 +52,8 @@ class Rounds:
         start: The first λ_g.
         most: Rounds at most.
         tol: The largest next step, in standard errors, of a result that counts as converged.
-        null: The intercept of the model without covariates, improved in every round; None if it has none.
+        null: The intercept of the model without covariates; None if it has none.
+        null_is_final: False if every round is to improve it by a Newton step.
         history: A record for each round.
     """
 
@@ -94,31 +97,28 @@ class Rounds:
 
     def exchange(self, method: str, tensors: Mapping[str, Tensor] | None = None) -> float:
         """One round: ask all sites, and take λ_g ← λ_0 + Σ_k η_k; the objective at the m_g that was sent."""
-        sent, before = self.mean, self.state.lam_g
-        facts = dict(
-            self.facts, method=method, previous=self.previous, anchor=self.anchor,
-            null=None if self.null_is_final else self.null,
-        )  # fmt: skip
-        request = Message(
-            "round",
-            facts,
-            {**self.units, "lam": packed_lam(before), **(tensors or {})},
-        )
+        sent, null = self.mean, None if self.null_is_final else self.null
+        facts = dict(self.facts, method=method, previous=self.previous, anchor=self.anchor, null=null)
+        request = Message("round", facts, {**self.units, "lam": packed_lam(self.state.lam_g), **(tensors or {})})
         self.replies = self.ask(request)
         self.previous, self.anchor = request.digest(), "eta"
-        self._take("eta", method)
-        objective = self.objective(sum(_number(reply.facts["loss"]) for reply in self.replies.values()), sent)
+        self._server_step("eta", method)
+        objective = self.objective(self._total_loss("loss"), sent)
         if self.best is None or objective < self.best[0]:
             self.best = objective, sent
         if not self.null_is_final and self.null is not None:
             parts = [reply.facts["null"] for reply in self.replies.values()]
             slope, curve = torch.tensor(parts, dtype=torch.float64).sum(0).tolist()
             self.null -= slope / curve
-        self.history.append({"kind": method, "loss": objective, "step_se": self._moved(sent)})
+        self.history.append({"kind": method, "loss": objective, "step_se": self._step_se(sent)})
         return objective
 
-    def _take(self, name: str, method: str) -> None:
-        """Line 3, with the sum of the sites' η_k taken anew."""
+    def _total_loss(self, name: str) -> float:
+        """The sum of the losses that the sites told by this name."""
+        return sum(_loss(reply.facts[name]) for reply in self.replies.values())
+
+    def _server_step(self, name: str, method: str) -> None:
+        """Line 3, with the sum of the η_k that the sites sent by this name."""
         self.etas = {site: unpacked_lam(reply.tensors[name]) for site, reply in self.replies.items()}
         eta = torch.stack(list(self.etas.values())).sum(0)
         number, change = len(self.etas), eta - self.state.eta_sum
@@ -144,24 +144,18 @@ class Rounds:
             runaway: Stop with `SeparatedError` when there is no maximum of the likelihood.
         """
         first = self.mean
-        small = min(rows.values()) < 3 * len(first) and self.state.round == 0
-        discriminant = None
+        small = min(rows.values()) < SMALL * len(first) and self.state.round == 0
+        look = first if small else None
         for r in range(plan):
-            look = {"look": first} if small and r == 0 else {}
-            if discriminant is not None and r == 1:
-                look = {"look": discriminant}
-            objective = self.exchange("cavity", look)
-            if small and r == 0:
-                discriminant = self._discriminant(first, weight, scaled)
-            elif look:
-                assert discriminant is not None
-                at_look = self.objective(
-                    sum(_number(reply.facts["look"]) for reply in self.replies.values()), discriminant
-                )
-                if at_look < objective:
-                    self.best = at_look, discriminant
+            objective = self.exchange("cavity", {} if look is None else {"look": look})
+            if look is not None and r == 0:
+                look = self._discriminant(first, weight, scaled)
+            elif look is not None:
+                if (at_look := self.objective(self._total_loss("look"), look)) < objective:
+                    self.best = at_look, look
                     self.anchor, objective = "look", at_look
-                    self._take("look", "newton")
+                    self._server_step("look", "newton")
+                look = None
             self._require_descent(objective)
             if runaway:
                 self._require_maximum()
@@ -195,7 +189,7 @@ class Rounds:
             points = torch.stack([point + t * step for t in STEPS])
             objective = self.exchange("newton", {"points": points})
             for i, shorter in enumerate(points):
-                loss = sum(_number(reply.facts["losses"][i]) for reply in self.replies.values())
+                loss = sum(_loss(reply.facts["losses"][i]) for reply in self.replies.values())
                 if (value := self.objective(loss, shorter)) < self.best[0]:
                     self.best = value, shorter
 
@@ -237,7 +231,7 @@ class Rounds:
         if values[0] < ALIASED:
             raise AliasedError((vectors[:, 0].abs() > 0.1).nonzero()[:, 0].tolist())
 
-    def _moved(self, sent: Tensor) -> float:
+    def _step_se(self, sent: Tensor) -> float:
         """The largest change of m_g in standard errors."""
         se = torch.linalg.inv(self.precision).diagonal().sqrt()
         return float(((self.mean - sent) / se).abs().max())
@@ -263,6 +257,6 @@ class SeparatedError(DomainError):
         self.entries = entries
 
 
-def _number(loss: float | None) -> float:
+def _loss(loss: float | None) -> float:
     """A loss as sites tell it: None is infinite."""
     return math.inf if loss is None else float(loss)
