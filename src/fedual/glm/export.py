@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Figures)
 FORMAT = "fedual-glm-1"
-INTACT = "what was there before is intact"
 NOT_FINITE = "not finite"  # the key that marks NaN and ±∞, which JSON does not have
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
@@ -40,7 +39,7 @@ PLAIN += ("warnings",)
 def to_csv(fit: Figures, path: str | os.PathLike[str], level: float) -> None:
     """Write the table of coefficients with all its digits."""
     content = table(fit, level).to_csv(float_format=lambda value: repr(float(value)), lineterminator="\n")
-    store(Path(path), content.encode(), INTACT)
+    store(Path(path), content.encode())
 
 
 def to_json(fit: Figures, path: str | os.PathLike[str], level: float) -> None:
@@ -69,7 +68,7 @@ def to_json(fit: Figures, path: str | os.PathLike[str], level: float) -> None:
         "convergence": {"words": fit.convergence.words()} | _plain(fit.convergence),
     }
     text = json.dumps(without_nan(_plain(content)), allow_nan=False, ensure_ascii=False, indent=1)
-    store(Path(path), text.encode(), INTACT)
+    store(Path(path), text.encode())
 
 
 def to_latex(fit: Figures, level: float, caption: str | None, label: str | None) -> str:
@@ -104,7 +103,7 @@ def save(fit: Figures, path: str | os.PathLike[str]) -> None:
     content = _plain({field.name: getattr(fit, field.name) for field in fields(fit)})
     text = json.dumps(_marked(content), allow_nan=False, sort_keys=True)
     whole = json.dumps({"format": FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest(), "fit": text})
-    store(Path(path), whole.encode(), INTACT)
+    store(Path(path), whole.encode())
 
 
 def load(path: str | os.PathLike[str], kind: type[T]) -> T:

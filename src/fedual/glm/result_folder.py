@@ -17,7 +17,6 @@ from fedual.glm.result import Fit
 from fedual.rundir.atomic import store, writing
 
 ROBUST = ("none", "hc0", "cluster")
-INTACT = "what was there before is intact"
 
 
 def prepare(folder: Path) -> None:
@@ -46,5 +45,5 @@ def write(fit: Fit, folder: Path, level: float = 0.95) -> None:
     fit.save(folder / "fit.json")
     fit.to_json(folder / "figures.json", level)
     fit.to_csv(folder / "table.csv", level)
-    store(folder / "summary.txt", f"{summary}\n".encode(), INTACT)
-    store(folder / "summary.html", f"{page}\n".encode(), INTACT)
+    store(folder / "summary.txt", f"{summary}\n".encode())
+    store(folder / "summary.html", f"{page}\n".encode())

@@ -266,7 +266,7 @@ class Site:
     def _keep(self, digest: str, kept: dict[str, Tensor]) -> None:
         self._eta = {digest: kept}
         if self.memory is not None:
-            self.memory.parent.mkdir(parents=True, exist_ok=True)
+            atomic.make_private(self.memory.parent)
             content = checksum.seal(kept, {"digest": digest})
             atomic.store(self.memory, content, "the site's last answer was not sent")
 

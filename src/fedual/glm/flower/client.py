@@ -30,7 +30,7 @@ from fedual.glm.guards import Guard, Guards
 from fedual.glm.messages import Message
 from fedual.glm.site import Site
 from fedual.glm.tables import Source
-from fedual.rundir.atomic import writing
+from fedual.rundir.atomic import make_private
 
 NodeConfig = Mapping[str, Any]
 ROW = re.compile(r"\brow \d+")
@@ -126,6 +126,5 @@ def site_folder(state: Path, name: str) -> Path:
     """The folder of a site's state, with a readable name that differs for every site; made if it does not exist."""
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
     folder = state / f"glm-{re.sub(r'[^A-Za-z0-9]+', '_', name)[:60]}-{digest}"
-    with writing(folder, 0, "nothing was changed"):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # private: η_k discloses something of the table
+    make_private(folder)  # η_k discloses something of the table
     return folder
