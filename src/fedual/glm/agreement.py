@@ -71,6 +71,11 @@ class Schema:
         return parse(self.formula, self.categorical)
 
     @property
+    def response(self) -> str:
+        """The left side of the formula."""
+        return self.formula.partition("~")[0].strip()
+
+    @property
     def columns(self) -> Columns:
         """The columns with a role of their own."""
         return Columns(self.weights, self.offset, self.trials)

@@ -176,7 +176,7 @@ class Figures:
     @property
     def response(self) -> str:
         """The left side of the formula."""
-        return self.formula.partition("~")[0].strip()
+        return self.schema.response
 
     @property
     def estimate(self) -> Estimate:

@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedual.errors import InputError, hint, require_count, require_positive
 from fedual.glm.distributions import distribution
-from fedual.glm.prior import Prior, prior
+from fedual.glm.figures import SiteEffects
+from fedual.glm.prior import Prior, PriorLike, prior
 
-ESTIMATES = ("ml", "posterior", "both", "variational")
-SITES = ("pooled", "fixed")
+EstimateKind = Literal["ml", "posterior", "both", "variational"]
+"""What the rounds find."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class Settings:
     offset: str | None = None
     trials: str | None = None
     event: str | None = None
-    site: Literal["pooled", "fixed"] = "pooled"
-    prior: Prior | str | float | Mapping[str, tuple[float, float]] = "default"
-    estimate: Literal["ml", "posterior", "both", "variational"] = "ml"
+    site: SiteEffects = "pooled"
+    prior: PriorLike = "default"
+    estimate: EstimateKind = "ml"
     levels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     max_rounds: int = 8
     tol: float = 1e-4
@@ -55,9 +56,9 @@ class Settings:
         object.__setattr__(self, "prior", prior(self.prior))
         levels = {name: tuple(map(str, each)) for name, each in (self.levels or {}).items()}
         object.__setattr__(self, "levels", levels)
-        for name, known in (("estimate", ESTIMATES), ("site", SITES)):
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} = {getattr(self, name)!r}: {hint(getattr(self, name), known)}")
+        for name, value, known in (("estimate", self.estimate, EstimateKind), ("site", self.site, SiteEffects)):
+            if value not in get_args(known):
+                raise InputError(f"{name} = {value!r}: {hint(value, get_args(known))}")
         require_count("max_rounds", self.max_rounds, least=2)
         require_positive("tol", self.tol)
         if self.cavity_rounds is not None:

@@ -247,9 +247,7 @@ class Site:
             self._design = None
             y, weight = _proportions(design, model)
             if objection := model.distribution.objection(y):
-                raise DataError(
-                    f"Site {self.name!r}: the response {model.schema.formula.partition('~')[0].strip()!r} {objection}."
-                )
+                raise DataError(f"Site {self.name!r}: the response {model.schema.response!r} {objection}.")
             x = design.x.sub_(centre).div_(scale)
             self._likelihood = key, Likelihood(model.distribution, x, y, weight, design.offset, model.own_intercept)
         return self._likelihood[1]
