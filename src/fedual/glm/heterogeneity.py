@@ -96,14 +96,16 @@ def heterogeneity(fit: Figures) -> Heterogeneity:
     left_out = tuple(site.name for site in fit.sites if site not in sites)
     names = pd.Index([fit.terms[i] for i in kept], name="term")
     exact = (fit.family, fit.link) == ("gaussian", "identity")
-    none = pd.DataFrame(math.nan, names, ["q", "df", "p", "i2"])
+
+    def untested(reason: str, estimates: dict[str, Estimate]) -> Heterogeneity:
+        none = pd.DataFrame(math.nan, names, ["q", "df", "p", "i2"])
+        return Heterogeneity(math.nan, 0, math.nan, none, estimates, left_out, exact, reason)
+
     if fit.ml is None:
-        return Heterogeneity(
-            math.nan, 0, math.nan, none, {}, left_out, exact, "there is no maximum-likelihood estimate"
-        )
+        return untested("there is no maximum-likelihood estimate", {})
     reason = "fewer than two sites have a Hessian that can be inverted"
     if not sites:
-        return Heterogeneity(math.nan, 0, math.nan, none, {}, left_out, exact, reason)
+        return untested(reason, {})
     gradients, hessians = stacked(sites, kept)
     inverses = np.linalg.inv(hessians)
     steps = np.einsum("kij,kj->ki", inverses, gradients)
@@ -111,10 +113,10 @@ def heterogeneity(fit: Figures) -> Heterogeneity:
     estimates = {site.name: estimate for site, estimate in zip(sites, own, strict=True)}
     df = (len(sites) - 1) * len(kept)
     if not df:
-        return Heterogeneity(math.nan, 0, math.nan, none, estimates, left_out, exact, reason)
+        return untested(reason, estimates)
     total = gradients.sum(0)
-    about = (gradients * steps).sum() - total @ np.linalg.solve(hessians.sum(0), total)
-    q = float(about / fit.dispersion)
+    scores = (gradients * steps).sum() - total @ np.linalg.solve(hessians.sum(0), total)
+    q = float(scores / fit.dispersion)
     by_term = _cochran(own, names)
     return Heterogeneity(q, df, float(stats.chi2.sf(q, df)), by_term, estimates, left_out, exact)
 

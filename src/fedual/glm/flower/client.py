@@ -74,7 +74,7 @@ def client_app(source: Callable[[NodeConfig], Source] | None = None, guards: Gua
             return FlowerMessage(payload.pack(respond(message, context, name), **envelope), reply_to=message)
         except FedualError as error:
             log(WARNING, "%s: %s", name, error)
-            refusal = _told(error)
+            refusal = _without_rows(error)
         except Exception as error:  # its text may quote the table
             log(ERROR, traceback.format_exc())
             refusal = f"its SuperNode's log shows an error ({type(error).__name__})"
@@ -83,7 +83,7 @@ def client_app(source: Callable[[NodeConfig], Source] | None = None, guards: Gua
     return app
 
 
-def _told(error: FedualError) -> str:
+def _without_rows(error: FedualError) -> str:
     """What the server learns of an error: no number of a row, and nothing that the error's cause quotes."""
     text, cause = str(error), error.__cause__
     if isinstance(cause, Exception):
@@ -101,7 +101,7 @@ def path_of(config: NodeConfig) -> str:
     return str(path)
 
 
-def guards_of(config: NodeConfig, default: Guards | None = None) -> Guards:
+def guards_of(config: NodeConfig, default: Guards | None) -> Guards:
     """The site's limits: those of the TOML file that its node names, else the default.
 
     Raises:
