@@ -69,7 +69,7 @@ def opened(folder: Path, experiment: str, client: str, wait: float = 60.0) -> It
         raise InputError(f"wait = {wait!r}: it must be a number of seconds, at least 0.")
     # private, because a dual discloses something of the site's data and the secret proves the site's identity
     make_private(folder)
-    path = folder / _file_name(experiment, client)
+    path = folder / f"{file_name(f'{experiment}-{client}', json.dumps([experiment, client]))}.safetensors"
     with locked(path.with_suffix(".lock"), wait):
         yield Vault(path, experiment, client)
 
@@ -178,8 +178,7 @@ def _clone(rows: Rows) -> Rows:
     return {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in rows.items()}
 
 
-def _file_name(experiment: str, client: str) -> str:
-    """A readable name that any file system accepts, different for every pair."""
-    digest = hashlib.sha256(json.dumps([experiment, client]).encode()).hexdigest()
-    readable = re.sub(r"[^A-Za-z0-9]+", "_", f"{experiment}-{client}")
-    return f"{readable[:60]}-{digest[:16]}.safetensors"
+def file_name(readable: str, identity: str) -> str:
+    """A readable name that any file system accepts, different for every identity."""
+    digest = hashlib.sha256(identity.encode()).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9]+', '_', readable)[:60]}-{digest[:16]}"

@@ -30,10 +30,11 @@ NOT_FINITE = "not finite"  # the key that marks NaN and ±∞, which JSON does n
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
 LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
-PLAIN = ("formula", "family", "link", "n", "site_effects", "parameters", "dispersion", "loglik", "null_loglik")
-PLAIN += ("deviance", "null_deviance", "pearson", "df_model", "df_resid", "aic", "bic", "pseudo_r2", "adjusted_r2")
-PLAIN += ("alpha", "alpha_se", "covariance_kind", "posterior_kind", "separation", "aliased", "residuals", "calibration")
-PLAIN += ("warnings",)
+AS_THEY_ARE = (
+    "formula", "family", "link", "n", "site_effects", "parameters", "dispersion", "loglik", "null_loglik", "deviance",
+    "null_deviance", "pearson", "df_model", "df_resid", "aic", "bic", "pseudo_r2", "adjusted_r2", "alpha", "alpha_se",
+    "covariance_kind", "posterior_kind", "separation", "aliased", "residuals", "calibration", "warnings",
+)  # fmt: skip
 
 
 def to_csv(fit: Figures, path: str | os.PathLike[str], level: float) -> None:
@@ -50,7 +51,7 @@ def to_json(fit: Figures, path: str | os.PathLike[str], level: float) -> None:
     ]
     content = {
         "format": f"{FORMAT}-figures",
-        **{name: getattr(fit, name) for name in PLAIN},
+        **{name: getattr(fit, name) for name in AS_THEY_ARE},
         "terms": list(fit.terms),
         "level": level,
         "statistic": reference(fit, "ml").name,

@@ -36,7 +36,7 @@ FORMAT = "fedual-glm-ledger-1"
 WAIT = 60.0
 """Seconds to wait for an earlier message that is still being answered."""
 MOST_GROUPS = 1_000_000
-"""Groups of small cells up to which all are looked at; beyond, every small cell counts as exposed."""
+"""Groups of small cells that are tried one by one; where there are more, every small cell counts as exposed."""
 CHUNK = 20_000
 """Groups at a time."""
 ROUNDING = 1e-9

@@ -20,8 +20,11 @@ from fedual.glm.formula import Formula
 from fedual.glm.splines import MAX_KNOTS
 
 CHUNK = 16_384
+"""Rows at a time: what formulaic makes of them stays small beside the design."""
 MAX_COLUMNS = 5_000
+"""Of a design: a Hessian has then 200 MB."""
 ONE = np.array(1.0)
+"""The values of the factor 1, the intercept."""
 
 
 class Rows:

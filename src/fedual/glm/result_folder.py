@@ -33,7 +33,10 @@ def check_robust(kind: str) -> None:
 
 def with_errors(fit: Fit, kind: str) -> Fit:
     """The fit with standard errors of this kind: "none" is from the information, the others as in `Fit.robust`."""
-    return fit if kind == "none" else fit.robust(kind)  # type: ignore[arg-type]
+    match kind:
+        case "hc0" | "cluster":
+            return fit.robust(kind)
+    return fit
 
 
 def write(fit: Fit, folder: Path, level: float = 0.95) -> None:

@@ -33,7 +33,7 @@ SMALL = 3
 STEPS = (0.5, 0.25, 0.1, 0.03)
 """Shorter steps of the line search, beside the full one."""
 NEAR = 0.1
-"""A change of m_g, in standard errors, after which the certificate comes next: its square, over 50, is what is left."""
+"""A change of m_g, in standard errors, after which the certificate comes next: it leaves about the square over 50."""
 WIDE, GROWING = 2.5, 1.5
 """Without a prior: a standardised coefficient runs away if its standard error is so wide, and grew so much twice."""
 ALIASED = 1e-10

@@ -4,7 +4,6 @@ What an error says may come from the table. Only errors that fedual words itself
 of rows; of any other the server learns that there was one. The SuperNode's log has the rest.
 """
 
-import hashlib
 import re
 import tomllib
 import traceback
@@ -23,6 +22,7 @@ from fedual._version import __version__
 from fedual.errors import DataError, FedualError, InputError, hint, in_one_line
 from fedual.flower import wire
 from fedual.flower.client import client_id, state_folder
+from fedual.flower.vault import file_name
 from fedual.glm.flower import payload
 from fedual.glm.flower.answers import answer_once
 from fedual.glm.flower.sites import HELLO
@@ -124,7 +124,6 @@ def guards_of(config: NodeConfig, default: Guards | None) -> Guards:
 
 def site_folder(state: Path, name: str) -> Path:
     """The folder of a site's state, with a readable name that differs for every site; made if it does not exist."""
-    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-    folder = state / f"glm-{re.sub(r'[^A-Za-z0-9]+', '_', name)[:60]}-{digest}"
+    folder = state / f"glm-{file_name(name, name)}"
     make_private(folder)  # η_k discloses something of the table
     return folder
