@@ -15,7 +15,7 @@ from fedual.glm.distributions import distribution
 from fedual.glm.figures import Convergence, Estimate, PosteriorKind, SiteFigures
 from fedual.glm.messages import Ask, Message, unpacked
 from fedual.glm.plan import PLAN
-from fedual.glm.prior import FLAT, INTERCEPT, Prior
+from fedual.glm.prior import FLAT, INTERCEPT, Prior, prior
 from fedual.glm.result import Fit
 from fedual.glm.rounds import AliasedError, IndefiniteError, Rounds, SeparatedError
 from fedual.glm.settings import Settings
@@ -58,8 +58,7 @@ class Estimation:
         self.kept = torch.tensor([t in self.terms for t in self.schema.terms])
         self.unit = self.moments.sd if self.distribution.link == "identity" else 1.0
         self.dim = len(self.terms) + len(self.distribution.extra)
-        assert isinstance(settings.prior, Prior)
-        self.prior = settings.prior
+        self.prior = prior(settings.prior)
         self.intercept = self._first_intercept()
         self.rounds = Rounds(
             ask,

@@ -18,13 +18,13 @@ from scipy import stats
 
 from fedual.glm.figures import Estimate, Figures
 from fedual.glm.inference import Reference, interval, stacked
-from fedual.glm.layout import Block, Facts, Grid, Notes, number, p_value, p_words, percent, text
+from fedual.glm.layout import Block, Facts, Grid, Notes, Page, number, p_value, p_words, percent
 
 SINGULAR = 1e-10  # smallest eigenvalue of a Hessian with a unit diagonal, below which it counts as singular
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Heterogeneity:
+class Heterogeneity(Page):
     """How much the sites' coefficients differ.
 
     Attributes:
@@ -68,8 +68,7 @@ class Heterogeneity:
             return f"not tested: {self.reason}"
         return f"score Q = {number(self.q)} on {self.df} df, {p_words(self.p)}, I² = {percent(round(self.i2, 3))}"
 
-    def blocks(self) -> list[Block]:
-        """What `print` shows."""
+    def blocks(self) -> list[Block]:  # noqa: D102 (`Page` documents it)
         step = "the sites' own fits" if self.exact else "one Newton step from the pooled fit"
         rows = [
             [row["term"], number(row["q"]), str(row["df"]), p_value(row["p"]), percent(round(row["i2"], 3))]
@@ -83,9 +82,6 @@ class Heterogeneity:
             names = ", ".join(self.left_out)
             blocks.append(Notes([f"Left out, because the Hessian is singular or not known: {names}."]))
         return blocks
-
-    def __repr__(self) -> str:
-        return text(self.blocks())
 
 
 def heterogeneity(fit: Figures) -> Heterogeneity:

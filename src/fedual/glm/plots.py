@@ -46,7 +46,7 @@ def plot(fit: Figures, kind: str, term: str | None, level: float, ax: "Axes | No
 def _forest(fit: Figures, term: str | None, level: float, ax: "Axes") -> None:
     """Each site's estimate of one coefficient and its interval, above the pooled one."""
     compared = heterogeneity(fit)
-    term = _one_term(fit, term, compared)
+    term = _one_term(term, compared)
     place, pooled = list(compared.by_term.index).index(term), fit.terms.index(term)
     one = lambda estimate, i: Estimate(estimate.coefficients[[i]], estimate.covariance[np.ix_([i], [i])])
     sites = {name: one(estimate, place) for name, estimate in compared.sites.items()}
@@ -97,7 +97,7 @@ def _forest(fit: Figures, term: str | None, level: float, ax: "Axes") -> None:
     ax.set_xlabel(f"{label}, {percent(level)} interval")
 
 
-def _one_term(fit: Figures, term: str | None, compared: Heterogeneity) -> str:
+def _one_term(term: str | None, compared: Heterogeneity) -> str:
     """The term to show, which need not be named if there is one slope only."""
     if not compared.sites:
         cause = "no site has a gradient and a Hessian that can be inverted at the maximum-likelihood estimate"

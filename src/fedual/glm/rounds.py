@@ -241,20 +241,20 @@ class IndefiniteError(DomainError):
     """Σ_k S_k and the prior's precision are not positive definite."""
 
 
-class AliasedError(DomainError):
-    """Some terms are combinations of others; `entries` are their positions in θ."""
+class UndeterminedError(DomainError):
+    """The likelihood does not determine θ; `entries` are the positions at fault."""
 
     def __init__(self, entries: list[int]):
-        super().__init__(f"entries {entries} of θ are not determined")
+        super().__init__(f"the likelihood does not determine θ: entries {entries}")
         self.entries = entries
 
 
-class SeparatedError(DomainError):
-    """The likelihood has no maximum; `entries` are the positions in θ of coefficients that run away."""
+class AliasedError(UndeterminedError):
+    """Some terms are combinations of others."""
 
-    def __init__(self, entries: list[int]):
-        super().__init__(f"entries {entries} of θ run away")
-        self.entries = entries
+
+class SeparatedError(UndeterminedError):
+    """The likelihood has no maximum: coefficients run away."""
 
 
 def _loss(loss: float | None) -> float:

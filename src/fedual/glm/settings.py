@@ -53,7 +53,8 @@ class Settings:
     def __post_init__(self) -> None:
         kind = distribution(self.family, self.link)
         object.__setattr__(self, "link", kind.link)
-        object.__setattr__(self, "prior", prior(self.prior))
+        under = prior(self.prior)
+        object.__setattr__(self, "prior", under)
         levels = {name: tuple(map(str, each)) for name, each in (self.levels or {}).items()}
         object.__setattr__(self, "levels", levels)
         for name, value, known in (("estimate", self.estimate, EstimateKind), ("site", self.site, SiteEffects)):
@@ -63,8 +64,7 @@ class Settings:
         require_positive("tol", self.tol)
         if self.cavity_rounds is not None:
             require_count("cavity_rounds", self.cavity_rounds)
-        assert isinstance(self.prior, Prior)
-        if self.prior.flat and self.estimate != "ml":
+        if under.flat and self.estimate != "ml":
             raise InputError(f"estimate = {self.estimate!r} with a flat prior: give a prior, or estimate='ml'.")
         if self.trials is not None and self.family != "binomial":
             raise InputError(
@@ -78,9 +78,8 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        assert isinstance(self.prior, Prior)
         levels = {name: list(each) for name, each in self.levels.items()}
-        return {**asdict(self), "prior": self.prior.to_dict(), "levels": levels}
+        return {**asdict(self), "prior": prior(self.prior).to_dict(), "levels": levels}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Settings":
