@@ -22,25 +22,12 @@ FUNCTIONS = {
 }
 """Of one number in each row."""
 OPERATORS = {
-    ast.Add: np.add,
-    ast.Sub: np.subtract,
-    ast.Mult: np.multiply,
-    ast.Div: np.divide,
-    ast.FloorDiv: np.floor_divide,
-    ast.Mod: np.mod,
-    ast.Pow: np.power,
-    ast.BitAnd: np.logical_and,
-    ast.BitOr: np.logical_or,
-    ast.USub: np.negative,
-    ast.UAdd: np.positive,
-    ast.Invert: np.logical_not,
-    ast.Eq: np.equal,
-    ast.NotEq: np.not_equal,
-    ast.Lt: np.less,
-    ast.LtE: np.less_equal,
-    ast.Gt: np.greater,
+    ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.Div: np.divide, ast.FloorDiv: np.floor_divide,
+    ast.Mod: np.mod, ast.Pow: np.power, ast.UAdd: np.positive, ast.USub: np.negative,
+    ast.BitAnd: np.logical_and, ast.BitOr: np.logical_or, ast.Invert: np.logical_not,
+    ast.Eq: np.equal, ast.NotEq: np.not_equal, ast.Lt: np.less, ast.LtE: np.less_equal, ast.Gt: np.greater,
     ast.GtE: np.greater_equal,
-}
+}  # fmt: skip
 TRANSFORMS: dict[str, Callable[..., Transform]] = {
     "scale": Scale,
     "center": center,

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 (`expressions.Columns` documents these methods)
 """The design matrix: terms of a formula with a site's values, in chunks of rows.
 
 The columns and their names depend on the formula, the agreed kinds, levels and states only, never on a site's data.
@@ -56,15 +57,12 @@ class Rows:
         return self.frame[name].iloc[self.places]
 
     def plain(self, name: str) -> Any:
-        """A column's categories or numbers."""
         return pd.Series(self.categories(name)) if self.kinds[name] == "categorical" else self.numbers(name)
 
     def numbers(self, name: str) -> np.ndarray:
-        """A column as float64 `(N,)`."""
         return numbers(self.column(name))
 
     def texts(self, name: str) -> np.ndarray:
-        """A column's level names `(N,)`."""
         codes, found = levels(self.column(name))
         return np.array(found, object)[codes]
 
@@ -81,7 +79,6 @@ class Rows:
         return pd.Categorical.from_codes(codes, categories=_index(self.known[name]))
 
     def state(self, call: Call) -> Mapping[str, Any]:
-        """What the federation measured for a call."""
         if call.text not in self.states:
             raise InputError(f"The schema has no state of {call.text!r}: measure it first.")
         return self.states[call.text]
@@ -96,15 +93,12 @@ class Example:
     plain = Rows.plain
 
     def numbers(self, name: str) -> np.ndarray:
-        """Some number."""
         return np.array([0.5])
 
     def texts(self, name: str) -> np.ndarray:
-        """Some text."""
         return np.array([""], object)
 
     def categories(self, name: str) -> pd.Categorical:
-        """The first level."""
         return pd.Categorical.from_codes([0], categories=_index(self.known[name]))
 
     def state(self, call: Call) -> None:
