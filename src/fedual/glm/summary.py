@@ -2,14 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 import pandas as pd
 
 from fedual.glm.figures import Figures
 from fedual.glm.heterogeneity import Heterogeneity, heterogeneity
-from fedual.glm.inference import Use, chosen, has, interval, likelihood_test, ratio_name, reference, table
+from fedual.glm.inference import available, chosen, has, interval, likelihood_test, ratio_name, reference, table
 from fedual.glm.layout import Block, Facts, Grid, Notes, Page, number, p_value, p_words, percent, ratio, rounded
 
 SHOWN = 12  # sites that are listed one by one, and warnings; more are counted
@@ -83,9 +82,8 @@ class Summary(Page):
         ]
         if name is None or not slopes:
             return None
-        uses: list[Use] = [use for use in get_args(Use) if has(fit, use)]
         header, columns = [""], []
-        for use in uses:
+        for use in available(fit):
             estimate, of = chosen(fit, use)
             header += ["exp(β)" if use == "ml" else "posterior", "lower", "upper"]
             with np.errstate(over="ignore"):
