@@ -20,7 +20,7 @@ CALIBRATION_BINS = 10
 def figures(
     likelihood: Likelihood, theta: Tensor, null: float | None, dispersion: float, least: int
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Sums at θ: log-likelihoods with all constants, deviances, Pearson's χ², the sandwich's filling, histograms.
+    """Sums at θ: log-likelihoods with all constants, deviances, Pearson's χ², Σ s sᵀ of the scores, histograms.
 
     Args:
         likelihood: The site's.

@@ -15,7 +15,7 @@ from fedual.glm.distributions import distribution
 from fedual.glm.figures import Convergence, Estimate, PosteriorKind, SiteFigures
 from fedual.glm.messages import Ask, Message, unpacked
 from fedual.glm.plan import PLAN
-from fedual.glm.prior import FLAT, INTERCEPT, Prior
+from fedual.glm.prior import FLAT, INTERCEPT, Prior, prior
 from fedual.glm.result import Fit
 from fedual.glm.rounds import LOST, AliasedError, IndefiniteError, Rounds, SeparatedError
 from fedual.glm.settings import Settings
@@ -31,8 +31,8 @@ CONSTANT = 1e-12
 MOST_NAMES = 5
 """Terms that an error names."""
 NOT_CONVERGED = "The rounds ended before the estimate rested: raise max_rounds."
-WEAK_SD, WEAK_INTERCEPT_SD, WEAK_EXTRA_SD = 2.5, 10.0, 1.5
-"""Of the first λ_g: the sds of standardised slopes, of the intercept, and of the distribution's extra parameters."""
+WEAK, WEAK_EXTRA_SD = Prior(sd=2.5, intercept_sd=10.0), 1.5
+"""Of the first λ_g: the prior of the coefficients, and the sd of the distribution's extra parameters."""
 
 
 def estimate(ask: Ask, settings: Settings) -> Fit:
@@ -56,11 +56,8 @@ class Estimation:
         self.schema = handshake.agree(ask, settings)
         self.distribution = distribution(settings.family, settings.link)
         self.model = {
-            "schema": self.schema.to_dict(),
-            "family": settings.family,
-            "link": settings.link,
-            "site": settings.site,
-        }
+            "schema": self.schema.to_dict(), "family": settings.family, "link": settings.link, "site": settings.site
+        }  # fmt: skip
         self.own_intercepts = settings.site == "fixed"
         if self.own_intercepts and INTERCEPT not in self.schema.terms:
             raise DataError(f"{settings.formula!r} has no intercept that could differ by site: use site='pooled'.")
@@ -69,18 +66,21 @@ class Estimation:
         self.kept = torch.tensor([t in self.terms for t in self.schema.terms])
         self.unit = self.moments.sd if self.distribution.link == "identity" else 1.0
         self.dim = len(self.terms) + len(self.distribution.extra)
-        assert isinstance(settings.prior, Prior)
-        self.prior = settings.prior
+        self.prior = prior(settings.prior)
         self.intercept = self._first_intercept()
-        null = self.intercept if INTERCEPT in self.terms else None
-        unit = {"centre": self.moments.centre, "scale": self.moments.scale}
-        weak = Prior(WEAK_SD, WEAK_INTERCEPT_SD)
         self.noise = self.moments.sd if settings.family == "gaussian" else 1.0  # rounds divide errors by it
-        facts = {"model": self.model, "unit": self.noise}
         self.rounds = Rounds(
-            ask, facts, unit, self._natural(FLAT), self._natural(weak, WEAK_EXTRA_SD), settings.max_rounds,
-            settings.tol, sum(self.moments.rows.values()), null, null_is_final=settings.offset is None,
-        )  # fmt: skip
+            ask,
+            facts={"model": self.model, "unit": self.noise},
+            units={"centre": self.moments.centre, "scale": self.moments.scale},
+            prior=self._natural(FLAT),
+            start=self._natural(WEAK, WEAK_EXTRA_SD),
+            most=settings.max_rounds,
+            tol=settings.tol,
+            rows=sum(self.moments.rows.values()),
+            null=self.intercept if INTERCEPT in self.terms else None,
+            null_is_final=settings.offset is None,
+        )
 
     def fit(self) -> Fit:
         """The rounds, and what follows from them."""
@@ -101,7 +101,7 @@ class Estimation:
             return Fit(ml=ml, posterior=None, **figures)
         if settings.estimate == "ml":
             return Fit(ml=ml, posterior=self._quadratic(dispersion), posterior_kind="quadratic", **figures)
-        posterior, kind = self._second(dispersion)
+        posterior, kind = self._posterior(dispersion)
         return Fit(ml=ml, posterior=posterior, posterior_kind=kind, **figures)
 
     def _run(self, plan: int, runaway: bool = False, lost: float = math.inf) -> bool:
@@ -162,7 +162,7 @@ class Estimation:
             posterior, kind = self._variational()
         return Fit(ml=None, posterior=posterior, posterior_kind=kind, **figures)
 
-    def _second(self, dispersion: float) -> tuple[Estimate, PosteriorKind]:
+    def _posterior(self, dispersion: float) -> tuple[Estimate, PosteriorKind]:
         """The posterior from an expansion at its own mode, or as the best Gaussian.
 
         With a dispersion φ the rounds minimise φ times the negative log posterior, whose prior is φλ_0.
@@ -170,9 +170,9 @@ class Estimation:
         self.rounds.under(self._natural(self.prior) * dispersion)
         self.rounds.most = len(self.rounds.history) + self.settings.max_rounds
         self._run(1)
-        return (
-            self._variational() if self.settings.estimate == "variational" else (self._laplace(dispersion), "laplace")
-        )
+        if self.settings.estimate == "variational":
+            return self._variational()
+        return self._laplace(dispersion), "laplace"
 
     def _variational(self) -> tuple[Estimate, PosteriorKind]:
         for _ in range(MOST_VARIATIONAL):
@@ -210,26 +210,25 @@ class Estimation:
             matrix[self.terms.index(INTERCEPT)] -= centre / scale
         return matrix
 
-    def _estimate(self, covariance: Tensor) -> Estimate:
-        """The current mean with a covariance, both in own units."""
+    def _estimate(self, mean: Tensor, covariance: Tensor) -> Estimate:
+        """A mean and a covariance of θ as those of the coefficients in their own units."""
         p, units = len(self.terms), self._own_units()
-        return Estimate((units @ self.rounds.mean[:p]).numpy(), (units @ covariance[:p, :p] @ units.mT).numpy())
+        return Estimate((units @ mean[:p]).numpy(), (units @ covariance[:p, :p] @ units.mT).numpy())
 
     def _ml(self, dispersion: float) -> Estimate:
         """From the expected information at the estimate; from the observed one where they are the same."""
         expected = self._matrix("expected")
         information = FAMILY.precision(self.rounds.state.eta_sum) if expected is None else expected
-        return self._estimate(dispersion * torch.linalg.inv(information))
+        return self._estimate(self.rounds.mean, dispersion * torch.linalg.inv(information))
 
     def _laplace(self, dispersion: float) -> Estimate:
-        return self._estimate(dispersion * torch.linalg.inv(self.rounds.precision))
+        """The current mode and its curvature."""
+        return self._estimate(self.rounds.mean, dispersion * torch.linalg.inv(self.rounds.precision))
 
     def _quadratic(self, dispersion: float) -> Estimate:
         """The posterior from the quadratic of the likelihood at its maximum, and the prior."""
         lam = self.rounds.state.eta_sum / dispersion + self._natural(self.prior)
-        p, units = len(self.terms), self._own_units()
-        mean, covariance = FAMILY.mean(lam)[:p], FAMILY.covariance(lam)[:p, :p]
-        return Estimate((units @ mean).numpy(), (units @ covariance @ units.mT).numpy())
+        return self._estimate(FAMILY.mean(lam), FAMILY.covariance(lam))
 
     def _figures(self, converged: bool, separation: str | None = None) -> dict[str, Any]:
         """The figures of `Fit` at the estimate, for which all sites are asked once more."""
@@ -252,7 +251,7 @@ class Estimation:
         p, units = len(self.terms), self._own_units()
         hc0 = units @ (information @ meat @ information)[:p, :p] @ units.mT
         alpha = float(rounds.mean[-1].exp()) if self.distribution.extra else None
-        counts = self._told("residuals")
+        counts = self._site_facts("residuals")
         return {
             "schema": self.schema, "family": self.settings.family, "link": self.settings.link, "n": n,
             "sites": self._sites(), "site_effects": self.settings.site, "parameters": parameters, "prior": self.prior,
@@ -271,8 +270,8 @@ class Estimation:
             "warnings": () if converged else (NOT_CONVERGED,),
         }  # fmt: skip
 
-    def _told(self, name: str) -> list[Any]:
-        """What sites told at the end, those that did."""
+    def _site_facts(self, name: str) -> list[Any]:
+        """A fact of the sites that told it at the end."""
         return [reply.facts[name] for reply in self.closing.values() if name in reply.facts]
 
     def _matrix(self, name: str) -> Tensor | None:
@@ -283,19 +282,19 @@ class Estimation:
     def _sites(self) -> tuple[SiteFigures, ...]:
         """Each site's rows, and its gradient and Hessian at the maximum, from its expansion at the certificate."""
         p, inverse, moments = len(self.terms), torch.linalg.inv(self._own_units()), self.moments
-        found = []
+        sites = []
         for site, eta in self.rounds.etas.items():
             gradient, hessian = None, None
             if not self.rounds.prior.any():
                 curve = FAMILY.precision(eta)
                 gradient = self.noise**2 * (inverse.mT @ (curve @ self.rounds.mean - eta[0])[:p]).numpy()
                 hessian = self.noise**2 * (inverse.mT @ curve[:p, :p] @ inverse).numpy()
-            figures = moments.rows[site], moments.missing[site], moments.means[site]
-            found.append(SiteFigures(site, *figures, gradient, hessian))
-        return tuple(found)
+            of_table = moments.rows[site], moments.missing[site], moments.means[site]
+            sites.append(SiteFigures(site, *of_table, gradient, hessian))
+        return tuple(sites)
 
     def _calibration(self) -> list[dict[str, float]] | None:
-        if not (bins := self._told("calibration")):
+        if not (bins := self._site_facts("calibration")):
             return None
         sums = np.sum(bins, 0)
         return [{"predicted": m / w, "observed": y / w, "n": int(n)} for n, w, m, y in sums.tolist() if n]

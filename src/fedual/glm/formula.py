@@ -20,9 +20,8 @@ from fedual.errors import InputError, hint
 from fedual.glm import expressions
 from fedual.glm.expressions import Call, Expression
 
-MAX_LENGTH = 100_000
-MAX_TERMS = 10_000
-MAX_POWER = 10
+MAX_LENGTH, MAX_TERMS, MAX_POWER = 100_000, 10_000, 10
+"""Letters, terms and powers of terms: beyond all in use, and little work for a site to which a formula was sent."""
 OPERATORS = frozenset("~+-*/:^.")
 NUMBER = re.compile(r"\d+(\.\d*)?|\.\d*")  # a lone dot means all other columns
 

@@ -96,10 +96,12 @@ def _is_finite(value: Any) -> bool:
 
 FLAT = Prior(math.inf, math.inf)
 """No prior: maximum likelihood alone."""
+PriorLike = Prior | str | float | Mapping[str, tuple[float, float]]
+"""A prior as a user writes it: also "default", "flat", the slopes' sd, or `term → (mean, sd)`."""
 
 
-def prior(given: "Prior | str | float | Mapping[str, tuple[float, float]]") -> Prior:
-    """A prior from what a user writes: "default", "flat", the slopes' sd, or `term → (mean, sd)`."""
+def prior(given: PriorLike) -> Prior:
+    """The prior that a user means."""
     if isinstance(given, Prior):
         return given
     if isinstance(given, Mapping):

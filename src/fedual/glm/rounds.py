@@ -28,13 +28,15 @@ from fedual.solvers.newton import solve
 FAMILY = Full()
 ROUNDING = 1e-11
 """Relative rise of the objective that counts as rounding."""
+SMALL = 3
+"""Rows for each coefficient: with fewer at a site, round 1 is poor."""
 STEPS = (0.5, 0.25, 0.1, 0.03)
 """Shorter steps of the line search, beside the full one."""
 NEAR = 0.1
-"""A change of m_g, in standard errors, after which the certificate comes next: its square, over 50, is what is left."""
+"""A change of m_g, in standard errors, after which the certificate comes next: it leaves about the square over 50."""
 GROWING, SLOW = 1.5, 0.4
-"""Without a prior: a coefficient runs away if its standard error grew so much twice, though steps were below one SE, and
-the last was not much shorter than the one before. Where there is no maximum, the factors are √e and 1/√e."""
+"""Without a prior: a coefficient runs away if its standard error grew so much twice, though steps were below one SE,
+and the last was not much shorter than the one before. Where there is no maximum, the factors are √e and 1/√e."""
 LOST = 0.5
 """A step at the first certificate, in standard errors, from which on no maximum is in sight: others were below 0.05."""
 PERFECT = 1e-16
@@ -57,7 +59,8 @@ class Rounds:
         most: Rounds at most.
         tol: The largest next step, in standard errors, of a result that counts as converged.
         rows: Of all sites.
-        null: The intercept of the model without covariates, improved in every round; None if it has none.
+        null: The intercept of the model without covariates; None if it has none.
+        null_is_final: False if every round is to improve it by a Newton step.
         history: A record for each round.
     """
 
@@ -105,23 +108,16 @@ class Rounds:
 
     def exchange(self, method: str, tensors: Mapping[str, Tensor] | None = None) -> float:
         """One round: ask all sites, and take λ_g ← λ_0 + Σ_k η_k; the objective at the m_g that was sent."""
-        sent, before = self.mean, self.state.lam_g
-        facts = dict(
-            self.facts, method=method, previous=self.previous, anchor=self.anchor,
-            null=None if self.null_is_final else self.null,
-        )  # fmt: skip
-        request = Message(
-            "round",
-            facts,
-            {**self.units, "lam": packed_lam(before), **(tensors or {})},
-        )
+        sent, null = self.mean, None if self.null_is_final else self.null
+        facts = dict(self.facts, method=method, previous=self.previous, anchor=self.anchor, null=null)
+        request = Message("round", facts, {**self.units, "lam": packed_lam(self.state.lam_g), **(tensors or {})})
         self.replies = self.ask(request)
         self.previous, self.anchor = request.digest(), "eta"
         if all("deviance" in reply.facts for reply in self.replies.values()):
             total = sum(float(reply.facts["deviance"]) for reply in self.replies.values())
             self.dispersion = max(total / self.rows, PERFECT)
-        self._take("eta", method)
-        loss = sum(_number(reply.facts["loss"]) for reply in self.replies.values())
+        self._server_step("eta", method)
+        loss = self._total_loss("loss")
         objective = self.objective(loss, sent)
         self._visited.append((loss, sent, self.state.eta_sum))
         if self.best is None or objective < self.best[0]:
@@ -130,12 +126,16 @@ class Rounds:
             parts = [reply.facts["null"] for reply in self.replies.values()]
             slope, curve = torch.tensor(parts, dtype=torch.float64).sum(0).tolist()
             self.null -= slope / curve
-        self._steps = self._moved(sent)
+        self._steps = self._steps_se(sent)
         self.history.append({"kind": method, "loss": objective, "step_se": float(self._steps.max())})
         return objective
 
-    def _take(self, name: str, method: str) -> None:
-        """Line 3, with the sum of the sites' η_k taken anew."""
+    def _total_loss(self, name: str) -> float:
+        """The sum of the losses that the sites told by this name."""
+        return sum(_loss(reply.facts[name]) for reply in self.replies.values())
+
+    def _server_step(self, name: str, method: str) -> None:
+        """Line 3, with the sum of the η_k that the sites sent by this name."""
         self.etas = {site: unpacked_lam(reply.tensors[name]) for site, reply in self.replies.items()}
         eta = torch.stack(list(self.etas.values())).sum(0)
         number, change = len(self.etas), eta - self.state.eta_sum
@@ -164,24 +164,18 @@ class Rounds:
             lost: Stop with `SeparatedError` also when the step at a certificate is longer.
         """
         first = self.mean
-        small = smallest < 3 * len(first) and self.state.round == 0
-        discriminant = None
+        small = smallest < SMALL * len(first) and self.state.round == 0
+        look = first if small else None
         for r in range(plan):
-            look = {"look": first} if small and r == 0 else {}
-            if discriminant is not None and r == 1:
-                look = {"look": discriminant}
-            objective = self.exchange("cavity", look)
-            if small and r == 0:
-                discriminant = self._discriminant(first, weight, scaled)
-            elif look:
-                assert discriminant is not None
-                at_look = self.objective(
-                    sum(_number(reply.facts["look"]) for reply in self.replies.values()), discriminant
-                )
-                if at_look < objective:
-                    self.best = at_look, discriminant
+            objective = self.exchange("cavity", {} if look is None else {"look": look})
+            if look is not None and r == 0:
+                look = self._discriminant(first, weight, scaled)
+            elif look is not None:
+                if (at_look := self.objective(self._total_loss("look"), look)) < objective:
+                    self.best = at_look, look
                     self.anchor, objective = "look", at_look
-                    self._take("look", "newton")
+                    self._server_step("look", "newton")
+                look = None
             self._require_descent(objective)
             if runaway:
                 self._require_maximum()
@@ -217,7 +211,7 @@ class Rounds:
             points = torch.stack([point + t * step for t in STEPS])
             objective = self.exchange("newton", {"points": points})
             for i, shorter in enumerate(points):
-                loss = sum(_number(reply.facts["losses"][i]) for reply in self.replies.values())
+                loss = sum(_loss(reply.facts["losses"][i]) for reply in self.replies.values())
                 if (value := self.objective(loss, shorter)) < self.best[0]:
                     self.best = value, shorter
 
@@ -274,7 +268,7 @@ class Rounds:
         if values[0] < ALIASED:
             raise AliasedError((vectors[:, 0].abs() > 0.1).nonzero()[:, 0].tolist())
 
-    def _moved(self, sent: Tensor) -> Tensor:
+    def _steps_se(self, sent: Tensor) -> Tensor:
         """The change of every entry of m_g in standard errors."""
         se = (self.dispersion * torch.linalg.inv(self.precision).diagonal()).sqrt()
         return ((self.mean - sent) / se).abs()
@@ -284,25 +278,26 @@ class IndefiniteError(DomainError):
     """Σ_k S_k and the prior's precision are not positive definite."""
 
 
-class AliasedError(DomainError):
-    """Some terms are combinations of others; `entries` are their positions in θ."""
+class UndeterminedError(DomainError):
+    """The likelihood does not determine θ; `entries` are the positions at fault."""
 
     def __init__(self, entries: list[int]):
-        super().__init__(f"entries {entries} of θ are not determined")
+        super().__init__(f"the likelihood does not determine θ: entries {entries}")
         self.entries = entries
 
 
-class SeparatedError(DomainError):
-    """The likelihood has no maximum, or none in sight if a `step` is left.
+class AliasedError(UndeterminedError):
+    """Some terms are combinations of others."""
 
-    `entries` are the positions in θ of coefficients that run away.
-    """
+
+class SeparatedError(UndeterminedError):
+    """The likelihood has no maximum: coefficients run away; if a `step` is left, none is in sight."""
 
     def __init__(self, entries: list[int], step: float | None = None):
-        super().__init__(f"entries {entries} of θ run away")
-        self.entries, self.step = entries, step
+        super().__init__(entries)
+        self.step = step
 
 
-def _number(loss: float | None) -> float:
+def _loss(loss: float | None) -> float:
     """A loss as sites tell it: None is infinite."""
     return math.inf if loss is None else float(loss)

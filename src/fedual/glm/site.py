@@ -175,7 +175,7 @@ class Site:
         mean = Full().mean(lam_g)
         method = METHODS[facts["method"]]
         dual = self._recalled(facts["previous"], facts["anchor"], lam_g)
-        loss = _told(likelihood.expand(mean).loss)  # where the solvers begin: computed once
+        loss = _finite(likelihood.expand(mean).loss)  # where the solvers begin: computed once
         self._check_points(likelihood, mean[None])
         kept, reply = {"eta": dual}, {"loss": loss, "separated": likelihood.separated(mean)}
         if loss is not None:
@@ -198,7 +198,7 @@ class Site:
             kept["look"], reply["look"] = self._expanded(likelihood, message.tensors["look"], dual)
         if "points" in message.tensors:
             self._check_points(likelihood, message.tensors["points"])
-            reply["losses"] = [_told(likelihood.loss(point)) for point in message.tensors["points"]]
+            reply["losses"] = [_finite(likelihood.loss(point)) for point in message.tensors["points"]]
         if facts["null"] is not None:
             reply["null"] = null_expansion(likelihood, mean, facts["null"])
         self._keep(message.digest(), kept)
@@ -213,7 +213,7 @@ class Site:
     def _expanded(self, likelihood: Likelihood, point: Tensor, dual: Tensor) -> tuple[Tensor, float | None]:
         """What η_k is after a "newton" round at a point, and the loss there; η_k as it is if that is infinite."""
         found = likelihood.expand(point)
-        if _told(found.loss) is None:
+        if not found.loss.isfinite():
             return dual, None
         self._check_point(likelihood)
         shift = found.hessian @ point - found.gradient
@@ -287,7 +287,7 @@ class Site:
     def _keep(self, digest: str, kept: dict[str, Tensor]) -> None:
         self._eta = {digest: kept}
         if self.memory is not None:
-            self.memory.parent.mkdir(parents=True, exist_ok=True)
+            atomic.make_private(self.memory.parent)
             content = checksum.seal(kept, {"digest": digest})
             atomic.store(self.memory, content, "the site's last answer was not sent")
 
@@ -306,6 +306,6 @@ def variables(schema: Schema) -> dict[str, int]:
     return {name: numbers(name) for name in (*formula.variables, *schema.columns.names())}
 
 
-def _told(loss: Tensor) -> float | None:
+def _finite(loss: Tensor) -> float | None:
     """A loss as a JSON value; None if it is infinite."""
     return float(loss) if loss.isfinite() else None

@@ -11,8 +11,8 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedual.data.tables import MISSING
-from fedual.errors import DataError, FedualError, InputError, import_optional, in_one_line
+from fedual.data.tables import MISSING, read_parquet
+from fedual.errors import DataError, FedualError, InputError, in_one_line
 
 Source = (
     str
@@ -188,14 +188,9 @@ def _csv(path: Path, site: str) -> pd.DataFrame:
 
 
 def _parquet(path: Path, site: str) -> pd.DataFrame:
-    parquet = import_optional(str(path), "pyarrow.parquet", "'fedual[parquet]'", DataError)
-    from pyarrow import ArrowException
-
     try:
-        with path.open("rb") as file:
-            table = parquet.ParquetFile(file).read(use_threads=False)
-    except ArrowException as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"Site {site!r}: {path} is damaged or no Parquet file ({reason}): save it again.") from None
+        table = read_parquet(path)
+    except DataError as error:
+        raise DataError(f"Site {site!r}: {error}") from None
     table = table.drop_columns([name for name in table.column_names if INDEX.fullmatch(name)])
     return table.to_pandas(ignore_metadata=True, split_blocks=True, self_destruct=True)
