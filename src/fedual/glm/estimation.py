@@ -14,7 +14,7 @@ from fedual.glm.closing import RESIDUAL_EDGES
 from fedual.glm.distributions import distribution
 from fedual.glm.figures import Convergence, Estimate, PosteriorKind, SiteFigures
 from fedual.glm.messages import Ask, Message, unpacked
-from fedual.glm.plan import PLAN
+from fedual.glm.plan import cavity_rounds
 from fedual.glm.prior import FLAT, INTERCEPT, Prior, prior
 from fedual.glm.result import Fit
 from fedual.glm.rounds import LOST, AliasedError, IndefiniteError, Rounds, SeparatedError
@@ -85,7 +85,7 @@ class Estimation:
     def fit(self) -> Fit:
         """The rounds, and what follows from them."""
         settings, rounds, known = self.settings, self.rounds, self.distribution.known_dispersion
-        plan = settings.cavity_rounds or (1 if self.distribution == distribution("gaussian") else PLAN)
+        plan = settings.cavity_rounds or cavity_rounds(self.distribution)
         if settings.estimate == "posterior" and known:
             rounds.restart(self._natural(self.prior))
             converged = self._run(plan)

@@ -10,11 +10,12 @@
 
 from fedual.algorithm import Method
 from fedual.families import Delta, Full, GaussHermite
+from fedual.glm.distributions import Distribution, distribution
 from fedual.methods import blr, pvi
 from fedual.solvers import VON, Newton
 
 PLAN = 3
-"""Cavity rounds before the certificate."""
+"""Cavity rounds before the certificate, where losses are not quadratic."""
 MODE = 1e-4
 """Squared Newton decrement at a site's mode: an expansion a hundredth of its standard error beside it is as good."""
 ANCHOR = 0.3
@@ -30,7 +31,12 @@ METHODS: dict[str, Method] = {
 }
 
 
-def usual_numbers(dim: int) -> int:
-    """How many numbers a site tells in the usual rounds of a fit: η_k and the loss, and the certificate's matrix."""
+def cavity_rounds(kind: Distribution) -> int:
+    """Rounds before the certificate; the first is exact for a linear model."""
+    return 1 if kind == distribution("gaussian") else PLAN
+
+
+def usual_numbers(dim: int, kind: Distribution) -> int:
+    """How many numbers a site tells in a usual fit: η_k and the loss in every round, a matrix at the end."""
     quadratic = dim * (dim + 3) // 2
-    return (PLAN + 1) * (quadratic + 1) + dim * (dim + 1) // 2
+    return (cavity_rounds(kind) + 1) * (quadratic + 1) + dim * (dim + 1) // 2

@@ -223,7 +223,7 @@ class Rounds:
             before, step = (record["step_se"] for record in self.history[-2:])
             away = (third > GROWING * second) & (second > GROWING * first)
             if away.any() and SLOW * before < step < before < 1:
-                raise SeparatedError(away.nonzero()[:, 0].tolist())
+                raise SeparatedError(away.nonzero()[:, 0].tolist(), step)
         if all(reply.facts["separated"] for reply in self.replies.values()):
             raise SeparatedError([])
 
@@ -291,7 +291,10 @@ class AliasedError(UndeterminedError):
 
 
 class SeparatedError(UndeterminedError):
-    """The likelihood has no maximum: coefficients run away; if a `step` is left, none is in sight."""
+    """The likelihood has no maximum, because the classes are told apart without an error, or seems to have none.
+
+    If it seems so, `step` is what is left of the last one.
+    """
 
     def __init__(self, entries: list[int], step: float | None = None):
         super().__init__(entries)

@@ -154,7 +154,7 @@ class Site:
         model = Model.from_facts(message.facts["model"])
         design = self._read(model.schema)
         if self.guard is not None:
-            self.guard.afford(usual_numbers(design.x.shape[1] + len(model.distribution.extra)))
+            self.guard.afford(usual_numbers(design.x.shape[1] + len(model.distribution.extra), model.distribution))
         y, weight = self._responses(design, model)
         centre = design.x.mean(0)
         spread = torch.stack([(chunk - centre).square().sum(0) for chunk in design.x.split(CHUNK)]).sum(0)
