@@ -11,7 +11,7 @@ from rich.console import Console
 from fedual.cli.progress import progress
 from fedual.cli.run import Device, Json, Root
 from fedual.errors import FedualError, InputError
-from studies import figures, pages, records, robustness, scaling, tables, tuning
+from studies import calibrated, figures, pages, records, robustness, scaling, tables, tuning
 from studies.figures.common import Options
 from studies.regression import commands as regression
 from studies.robustness import Tables
@@ -143,6 +143,7 @@ def figure(
 app.command()(scaling.scaling)
 app.command()(tuning.tuning)
 app.add_typer(robustness.app, name="robustness")
+app.add_typer(calibrated.app, name="calibrated")
 app.add_typer(regression.app, name="regression")
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fedual.calibration import Calibration, Trained, tempered
 from fedual.errors import DataError, FedualError, InputError, import_optional, require_count, require_positive
 from fedual.export import Averaged, save_program
 from fedual.families import Diagonal, FixedPrecision, Full, Gaussian, Isotropic, check, is_point
@@ -24,6 +25,7 @@ from fedual.families.gaussian import LOG_2PI
 from fedual.metrics import (
     Prediction,
     RegressionPrediction,
+    class_metrics,
     class_predictive,
     draws,
     forward,
@@ -52,9 +54,11 @@ class Posterior:
     """q(θ) of a network's trainable parameters.
 
     With τ < 1 the posterior is *tempered*: every example counted 1/τ times, which makes its spread smaller than that of
-    the posterior of the data. With a family of fixed precision (`Isotropic`, `FixedPrecision`) the spread is the
-    prior's and only the mean was learned; such a posterior predicts at the mean. The loss says what the outputs are:
-    logits with "cross_entropy"; with "mse" the mean of a Gaussian, in units of the targets' sd
+    the posterior of the data. Where the federation has calibrated it, τ is the width that was chosen, and predictions
+    also divide logits by `calibration.temperature`. If zero width was chosen, `calibration.tau` is 0: predictions are
+    made at the mean, and q is that of training. With a family of fixed precision (`Isotropic`, `FixedPrecision`) the
+    spread is the prior's and only the mean was learned; such a posterior predicts at the mean. The loss says what the
+    outputs are: logits with "cross_entropy"; with "mse" the mean of a Gaussian, in units of the targets' sd
     (`fedual.networks.targets`).
 
     With "mse" q(θ) is the posterior for noise of variance 1 in these units. `noise` is the variance σ² that
@@ -71,6 +75,7 @@ class Posterior:
     tau: float = 1.0
     loss: str = "cross_entropy"
     noise: Tensor | None = None  # σ² in units of the targets' variance, (D,)
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         check(self.family, self.lam)
@@ -84,6 +89,20 @@ class Posterior:
         require_positive("tau", self.tau)
         if self.noise is not None and not (self.noise.isfinite().all() and (self.noise > 0).all()):
             raise InputError(f"noise = {self.noise.tolist()}: give a positive, finite variance for each output.")
+
+    @classmethod
+    def handed_over(
+        cls,
+        trained: Trained,
+        loss: str,
+        noise: Tensor | None = None,
+        calibration: Calibration | None = None,
+        bayes: bool = False,
+    ) -> "Posterior":
+        """What a run returns of q_g: at its calibrated width, at τ = 1 with `bayes`, otherwise as it was trained."""
+        wanted = 1.0 if bayes else calibration.tau if calibration else 0.0
+        tau = trained.tau if is_point(trained.family) else wanted or trained.tau
+        return cls(trained.network, trained.family, trained.at(tau), tau, loss, noise, calibration)
 
     @property
     def mean(self) -> Tensor:
@@ -126,7 +145,7 @@ class Posterior:
         root mean square of their standard deviations, and the smallest lower and largest upper bound.
 
         With a family of fixed precision `sd` and the bounds are NaN, because no spread was learned: that of q is the
-        prior's. With τ < 1 they are those of the tempered posterior.
+        prior's. With τ < 1 they are those of q at this τ.
         """
         if is_point(self.family):
             sd = torch.full_like(self.mean, torch.nan)
@@ -174,14 +193,36 @@ class Posterior:
         outputs = forward(self.network, self._thetas(samples, seed), x, self.transform, batch_size)
         if self.loss != "cross_entropy":
             return regression_predictive(regression_outputs(outputs), self.network.targets, self.noise, self.loss)
-        log_p, sample_entropy = class_predictive(outputs)
+        log_p, sample_entropy = class_predictive(outputs, self.temperature)
         probabilities = log_p.exp()
         entropy = torch.special.entr(probabilities).sum(-1)
         return Prediction(probabilities, entropy, entropy - sample_entropy)
 
+    def figures(
+        self, test: tuple[Tensor, Tensor], samples: int = 32, seed: int = 0, batch_size: int = 2048
+    ) -> dict[str, float]:
+        """Accuracy, NLL, Brier score and calibration error of a classifier's predictions for `(x, y)` as stored."""
+        if self.loss != "cross_entropy":
+            raise InputError(f"The loss is {self.loss}: `fedual.metrics.evaluate` has figures for it.")
+        outputs = forward(self.network, self._thetas(samples, seed), test[0], self.transform, batch_size)
+        return class_metrics(outputs, test[1], self.temperature)
+
+    @property
+    def temperature(self) -> float:
+        """T, by which predictions divide logits; 1 without a calibration."""
+        return 1.0 if self.calibration is None else self.calibration.temperature
+
+    @property
+    def about(self) -> str:
+        """In one sentence what its uncertainties rest on; empty for an exact posterior, or a point."""
+        if self.calibration is not None:
+            return f"{self.calibration}."
+        return "" if is_point(self.family) or self.tau >= 1 else f"{tempered(self.tau)}."
+
     def _thetas(self, samples: int, seed: int) -> Iterable[Tensor]:
         """The parameters that a prediction averages over."""
-        at_mean = not require_count("samples", samples, 0) or is_point(self.family)
+        without = self.calibration is not None and self.calibration.tau == 0
+        at_mean = not require_count("samples", samples, 0) or is_point(self.family) or without
         return [self.mean] if at_mean else draws(self.family, self.lam, samples, seed)
 
     def module(self, theta: Tensor | None = None) -> nn.Module:
@@ -207,7 +248,7 @@ class Posterior:
         type of x `(N, ...)` are those of stored inputs; its values are not used.
         """
         thetas = torch.stack(list(self._thetas(samples, seed))).cpu()
-        save_program(path, Averaged(self.network, thetas, self.loss, self.noise), x)
+        save_program(path, Averaged(self.network, thetas, self.loss, self.noise, self.temperature), x)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to a safetensors file, whole or not at all."""
@@ -226,6 +267,7 @@ class Posterior:
             "scale": self.network.scale,
             "targets": None if self.network.targets is None else self.network.targets.to_dict(),
             "noise": None if self.noise is None else self.noise.tolist(),
+            "calibration": None if self.calibration is None else self.calibration.to_dict(),
             "config": self.network.recipe,
             "parameters": _layout(self.network.model, trained),
         }
@@ -278,14 +320,17 @@ class Posterior:
         except FedualError as error:
             raise DataError(f"{path} is damaged: {error}") from None
         noise = None if about.get("noise") is None else torch.tensor(about["noise"], dtype=torch.float64)
-        return cls(network, family, lam.to(network.device), about["tau"], about["loss"], noise)
+        try:
+            calibration = Calibration.from_dict(about.get("calibration"))
+        except (InputError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is damaged: its calibration cannot be read ({error}).") from None
+        return cls(network, family, lam.to(network.device), about["tau"], about["loss"], noise, calibration)
 
     def __repr__(self) -> str:
-        tempered = "" if self.tau == 1 else f" (tempered: every example counted {1 / self.tau:g} times)"
         point = " (spread of the prior: a point estimate)" if is_point(self.family) else ""
         model = (self.network.recipe or {}).get("model", type(self.network.model).__name__)
         q = f"{self.network.dim} parameters of {model}, {self.family}{point}"
-        return f"Posterior({q}, tau={self.tau:g}{tempered}, loss={self.loss})"
+        return f"Posterior({q}, tau={self.tau:g}, loss={self.loss}{', ' if self.about else ''}{self.about.rstrip('.')})"
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

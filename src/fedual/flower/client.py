@@ -270,6 +270,10 @@ class SiteDraws(Draws):
         """The order of its examples."""
         return super().permutation(round, epoch, self.number, size)
 
+    def held_out(self, client: int, size: int) -> Tensor:
+        """The order in which it would hold its examples out."""
+        return super().held_out(self.number, size)
+
     def uniform(self, round: int, step: int, client: int, size: int, like: Tensor) -> Tensor:
         """Uniform numbers for its dropout masks."""
         return super().uniform(round, step, self.number, size, like)
