@@ -126,8 +126,8 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     commits = sorted({line["environment"]["commit"] for line in found})
     note = (
         f"IVON-ADMM with no setting; mean and range over seeds. {where['threads']} thread of a machine with "
-        f"{where['cpus']} cores, which other work shared; commit {', '.join(commits)}. Below {SMALL} examples nothing is "
-        "held out of the run, so that there is no price in accuracy."
+        f"{where['cpus']} cores, which other work shared; commit {', '.join(commits)}. Below {SMALL} examples nothing "
+        "is held out of the run, so that there is no price in accuracy."
     )
     return "\n".join(["## Calibrated predictions", "", note, "", *lines, "", *chosen, ""])
 

@@ -237,12 +237,13 @@ class Calibration:
         words = f"calibrated {how + ' ' if how else ''}on {self.examples} held-out examples of {sites}"
         width = f"q_g at τ = {self.tau:.2g}" if self.tau else "at the mean"
         absent = f"; without {', '.join(self.missing)}" if self.missing else ""
-        return f"{words}: {width}, logits divided by {self.temperature:.2f}{absent}"
+        return f"{words}: {width}, logits divided by {self.temperature:.2f}{absent}."
 
 
 def tempered(tau: float) -> str:
-    """What there is to know about a posterior as it was trained, with τ < 1; empty for others."""
-    return "" if tau >= 1 else f"q_g is tempered, τ = {tau:.3g}: it counts every example {1 / tau:,.4g} times"
+    """A note on the uncertainties of a tempered posterior, τ < 1; empty otherwise."""
+    times = f"{float(f'{1 / tau:.3g}'):,.15g}"
+    return "" if tau >= 1 else f"q_g is tempered, τ = {tau:.3g}; it counts every example {times} times."
 
 
 def require_mode(mode: Any) -> Mode:

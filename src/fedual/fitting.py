@@ -154,7 +154,7 @@ def fit(
             for callback in callbacks:
                 callback(run, record)
     if path:
-        run.posterior.save(path / "posterior.safetensors")
+        artifacts.write_posterior(path, run.posterior)
         artifacts.write_clients(path, whole, loss == "cross_entropy", network.scale is not None)
         if test is not None:
             seed_of_draws = losses.draws.evaluation(run.server.round)

@@ -260,8 +260,10 @@ def class_log_likelihood(outputs: Iterable[Tensor], labels: Tensor, temperatures
     """Log 1/S Σ_m softmax(f_m/T)[y] of every example, for every temperature T of the logits, `(T, N)`."""
     total, count = torch.tensor(-math.inf), 0
     for logits in outputs:
-        of_label = lambda t, f=logits: (f / t).log_softmax(-1).gather(-1, labels[:, None])[:, 0]
-        log_p = torch.stack([of_label(temperature) for temperature in temperatures])
+        # the largest logit is 0, so that the sum of exponentials is at least 1
+        scale = logits.new_tensor(temperatures)[:, None]
+        below = logits - logits.amax(-1, keepdim=True)
+        log_p = below.gather(-1, labels[:, None])[:, 0] / scale - (below / scale[..., None]).exp().sum(-1).log()
         total = torch.logaddexp(total.to(log_p), log_p)
         count += 1
     return total - math.log(count)

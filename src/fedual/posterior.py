@@ -216,8 +216,8 @@ class Posterior:
     def about(self) -> str:
         """In one sentence what its uncertainties rest on; empty for an exact posterior, or a point."""
         if self.calibration is not None:
-            return f"{self.calibration}."
-        return "" if is_point(self.family) or self.tau >= 1 else f"{tempered(self.tau)}."
+            return str(self.calibration)
+        return "" if is_point(self.family) else tempered(self.tau)
 
     def _thetas(self, samples: int, seed: int) -> Iterable[Tensor]:
         """The parameters that a prediction averages over."""
@@ -330,7 +330,8 @@ class Posterior:
         point = " (spread of the prior: a point estimate)" if is_point(self.family) else ""
         model = (self.network.recipe or {}).get("model", type(self.network.model).__name__)
         q = f"{self.network.dim} parameters of {model}, {self.family}{point}"
-        return f"Posterior({q}, tau={self.tau:g}, loss={self.loss}{', ' if self.about else ''}{self.about.rstrip('.')})"
+        about = f"; {self.about.rstrip('.')}" if self.about else ""
+        return f"Posterior({q}, tau={self.tau:g}, loss={self.loss}{about})"
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
