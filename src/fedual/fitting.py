@@ -132,14 +132,14 @@ def fit(
     store = placed(row, len(data), execution.client_state, path)
 
     def short_run(clients: Clients, rounds: int) -> Run:
-        own = {"local": given, "execution": replace(execution, progress=False)}
-        return fit(network, clients, spec, rounds, loss=loss, seed=seed, posterior="point", **own)
+        quiet = replace(execution, progress=False)
+        return fit(
+            network, clients, spec, rounds, loss=loss, seed=seed, posterior="point", local=given, execution=quiet
+        )
 
-    calibrate = partial(_calibrate, whole=whole, held=held, short_run=short_run)
-    wanted = (
-        {"mode": mode, "calibrate": calibrate} if mode == "calibrated" and loss == "cross_entropy" else {"mode": mode}
-    )
-    run = Run(method, losses, rounds, local, execution, evaluation, config, server, store, path, **wanted)
+    run = Run(method, losses, rounds, local, execution, evaluation, config, server, store, path, mode=mode)
+    if mode == "calibrated" and loss == "cross_entropy":
+        run.calibrate = partial(_calibrate, whole=whole, held=held, short_run=short_run)
     folder = [Folder(run, resume)] if path else []  # the last callback, which sees `stop`
     callbacks = [*callbacks, *watchers(execution.progress), *folder]
     with ExitStack() as stack:

@@ -124,7 +124,11 @@ def test_settings_are_read_from_groups_and_from_the_top():
     ("change", "name", "words"),
     [
         ({}, "ivon-admm", ""),
-        ({"name": "", "tau": 0.02}, "IVON with Natural duals", "q_g is tempered, τ = 0.02; it counts every example 50 times."),
+        (
+            {"name": "", "tau": 0.02},
+            "IVON with Natural duals",
+            "q_g is tempered, τ = 0.02; it counts every example 50 times.",
+        ),
         ({"tau": 4}, "ivon-admm", ""),
         ({"tau": "8e-09*N*L*L"}, "ivon-admm", ""),
         ({"family": {"type": "FixedPrecision"}, "tau": 0.1}, "ivon-admm", ""),

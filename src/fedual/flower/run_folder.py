@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from fedual.errors import DataError, InputError
 from fedual.flower.ledger import Ledger
 from fedual.rundir import RunDirectory
+from fedual.rundir.artifacts import read_json
 from fedual.rundir.atomic import sync, writing
 from fedual.rundir.old_config import CONFIG_VERSION
 
@@ -36,6 +37,12 @@ class Folder(NamedTuple):
         self.run.append(record)
         sync(self.run.path / "metrics.jsonl")  # no round without its record
         self.ledger.save(self.checkpoint)
+
+
+def is_older(path: Path) -> bool:
+    """True if the folder holds a run of a fedual that handed q_g over as it was trained."""
+    content = read_json(path / "config.json")
+    return content is not None and "posterior" not in content
 
 
 @contextmanager

@@ -110,6 +110,12 @@ class RunDirectory:
                     file.truncate(size)
                 raise
 
+    def amend(self, more: dict[str, Any]) -> None:
+        """Add figures to the record of the last round."""
+        *rest, last = self.history()
+        content = "".join(json.dumps(without_nan(record)) + "\n" for record in (*rest, last | more)).encode()
+        atomic.store(self._metrics, content, self._remains())
+
     def history(self) -> list[dict[str, Any]]:
         """The records so far, without a last line that a kill cut short."""
         try:
