@@ -103,13 +103,14 @@ def collect(nodes: Nodes, server: "BayesianADMM", grid: Grid, fold: Fold, sample
         if fold.size(int(ledger.examples.get(client, 0)))
     }
     found: dict[str, Tensor] = {}
+    why = dict.fromkeys(asked, "no reply in time")
     for client, message in by_client(roster.exchange(nodes, [*asked.values()], roster.policy.timeout), asked):
         try:
             found[client] = _table(message, nonce, grid)
         except InputError as error:
-            log(WARNING, "client %s does not count in the calibration: %s", client, wire.brief(error))
-    for client in asked.keys() - found.keys():
-        log(WARNING, "client %s gave no table for the calibration", client)
+            why[client] = wire.brief(error)
+    for client in sorted(asked.keys() - found.keys()):
+        log(WARNING, "client %s does not count in the calibration: %s", client, why[client])
     return found
 
 
