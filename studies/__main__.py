@@ -107,7 +107,9 @@ def check(results: Results = Path("results"), out: Tables = Path("docs/tables"))
     if not current:
         raise InputError(f"{results} has no records of present settings: name the folder that holds SCENARIO.jsonl.")
     trials = robustness.read(results / "tuning" / "robustness.jsonl")
+    calibrations = calibrated.read(results / "calibrated" / "runs.jsonl")
     others = {"robustness.md": robustness.table(trials), **regression.texts(results / "regression")}
+    others |= {"calibrated.md": calibrated.table(calibrations)} if calibrations else {}
     wrong = pages.differences(current, others, out)
     for line in wrong:
         typer.echo(line)

@@ -22,7 +22,7 @@ from fedual.scenarios import load
 from fedual.scenarios.federation import execute
 from studies.robustness import Tables, read
 
-RECORD = Path("results/calibrated.jsonl")
+RECORD = Path("results/calibrated/runs.jsonl")
 SCENARIOS = ("digits-heterog-10", "fmnist-heterog-10", "fmnist-homog-10")
 SEEDS = (62, 63, 64)
 FIGURES = {"accuracy": (100, 1), "nll": (1, 3), "ece": (1, 3)}

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from flwr.app import Message, MessageType
@@ -26,11 +26,11 @@ from fedual.flower.replies import by_client
 from fedual.networks import Clients, Draws, Network
 from fedual.parts import decode, encode
 
-if TYPE_CHECKING:
-    from fedual.flower.strategy import BayesianADMM
+Server = Any
+"""A `fedual.flower.strategy.BayesianADMM`, whose module imports this one."""
 
 
-def calibrate(nodes: Nodes, server: "BayesianADMM") -> None:
+def calibrate(nodes: Nodes, server: Server) -> None:
     """Calibrate a posterior after its last round, and keep the result in the ledger: None if no site answers."""
     ledger, samples = server.ledger, server.evaluation.samples
     grid = Grid.of(server.trained.family, server.resolved.tau, samples)
@@ -60,7 +60,7 @@ def calibrate(nodes: Nodes, server: "BayesianADMM") -> None:
         shutil.rmtree(server.folder / "folds", ignore_errors=True)
 
 
-def short_run(server: "BayesianADMM", fold: Fold, rounds: int) -> "BayesianADMM":
+def short_run(server: Server, fold: Fold, rounds: int) -> Server:
     """The server of a run of its own that leaves other examples out; it goes on where it was interrupted."""
     name = f"fold-{fold.number}-of-{rounds}"
     policy = replace(server.policy, readmit=(), forget=(), evaluate_clients=False)
@@ -73,7 +73,7 @@ def short_run(server: "BayesianADMM", fold: Fold, rounds: int) -> "BayesianADMM"
     return own
 
 
-def figures(server: "BayesianADMM") -> dict[str, float]:
+def figures(server: Server) -> dict[str, float]:
     """The test figures of the posterior that a server hands over, if that is not q_g as it was trained."""
     posterior, seed = server.posterior, server.draws.evaluation(server.ledger.server.round)
     same = posterior.lam is server.ledger.server.lam_g and posterior.calibration is None
@@ -83,7 +83,7 @@ def figures(server: "BayesianADMM") -> dict[str, float]:
     return {f"{name}{HANDED_OVER[server.mode]}": value for name, value in found.items()}
 
 
-def collect(nodes: Nodes, server: "BayesianADMM", grid: Grid, fold: Fold, samples: int, seed: int) -> dict[str, Tensor]:
+def collect(nodes: Nodes, server: Server, grid: Grid, fold: Fold, samples: int, seed: int) -> dict[str, Tensor]:
     """The tables of the sites that answer, each of what it left out of a server's run."""
     ledger, roster, trained, nonce = server.ledger, server.roster, server.trained, secrets.token_hex(8)
     content = wire.arrays({"lam_g": trained.lam, "prior": trained.prior})
