@@ -47,6 +47,11 @@ TEMPERATURES = tuple(2 ** (step / 8) for step in range(-16, 17))
 """Temperatures of the logits, 1/4 to 4."""
 
 
+def of_the_end(key: str) -> bool:
+    """True for figures of the posterior that is handed over, which a longer run has in a later record."""
+    return key.endswith(tuple(HANDED_OVER.values())) or key == "calibration_seconds"
+
+
 class Fold(NamedTuple):
     """The part of every client's examples that is left out of training: the `number`-th of `of` equal parts."""
 

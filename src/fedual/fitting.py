@@ -22,7 +22,7 @@ from fedual.defaults import Federation, resolve, resolve_training
 from fedual.errors import DivergedError, InputError, require_count
 from fedual.methods import MethodSpec
 from fedual.networks import Clients, Draws, Minibatches, Network
-from fedual.networks.checks import check, rehearse
+from fedual.networks.checks import check, rehearse, without_warnings
 from fedual.networks.client_data import materialise
 from fedual.networks.targets import Targets
 from fedual.progress import watchers
@@ -132,10 +132,11 @@ def fit(
     store = placed(row, len(data), execution.client_state, path)
 
     def short_run(clients: Clients, rounds: int) -> Run:
-        quiet = replace(execution, progress=False)
-        return fit(
-            network, clients, spec, rounds, loss=loss, seed=seed, posterior="point", local=given, execution=quiet
-        )
+        own = replace(execution, progress=False)
+        with without_warnings():  # the run itself has given them
+            return fit(
+                network, clients, spec, rounds, loss=loss, seed=seed, posterior="point", local=given, execution=own
+            )
 
     run = Run(method, losses, rounds, local, execution, evaluation, config, server, store, path, mode=mode)
     if mode == "calibrated" and loss == "cross_entropy":

@@ -16,7 +16,7 @@ from fedual.algorithm import Info, Method, ServerState
 from fedual.backends import sequential, vectorised
 from fedual.backends.client_store import Store
 from fedual.backends.precision import arithmetic
-from fedual.calibration import AT, HANDED_OVER, Calibration, Mode, Trained
+from fedual.calibration import AT, HANDED_OVER, Calibration, Mode, Trained, of_the_end
 from fedual.errors import DivergedError, DomainError, import_optional
 from fedual.families import Gaussian, is_point
 from fedual.metrics import evaluate, residual_squares
@@ -263,7 +263,7 @@ class Folder:
         if run.server.round < run.rounds:
             for name in ("posterior.safetensors", *artifacts.OF_THE_END):  # written after fewer rounds
                 (run.path / name).unlink(missing_ok=True)
-        self.folder.rewind(run.server.round)
+        self.folder.rewind(run.server.round, of_the_end if run.server.round < run.rounds else lambda key: False)
         run.history = self.folder.history()
 
     def __call__(self, run: Run, record: Record | None) -> None:

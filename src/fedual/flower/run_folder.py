@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedual.calibration import of_the_end
 from fedual.errors import DataError, InputError
 from fedual.flower.ledger import Ledger
 from fedual.rundir import RunDirectory
@@ -75,7 +76,7 @@ def opened(path: Path, config: Mapping[str, Any], ledger: Ledger) -> Iterator[Fo
             ledger = Ledger.load(checkpoint, ledger.server)
         elif run.history():
             raise DataError(f"{checkpoint} is missing: restore the file, or choose another experiment.")
-        run.rewind(ledger.server.round)
+        run.rewind(ledger.server.round, of_the_end if ledger.server.round < config["rounds"] else lambda key: False)
         ledger.starts += 1
         ledger.save(checkpoint)
         yield Folder(run, ledger)
