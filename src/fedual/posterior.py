@@ -5,7 +5,6 @@ not trained as `frozen.NAME`, and everything else that a prediction depends on a
 """
 
 import copy
-import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterable
@@ -36,14 +35,14 @@ from fedual.models import MODELS, build
 from fedual.networks.network import Network
 from fedual.networks.targets import Targets
 from fedual.rundir.atomic import store
-from fedual.rundir.checksum import parse, seal, verify
+from fedual.rundir.checksum import seal
+from fedual.rundir.posterior_file import FORMAT, read
 from fedual.summary import table
 
 if TYPE_CHECKING:
     import pandas
     import xarray
 
-FORMAT, FORMAT_1 = "fedual-posterior-2", "fedual-posterior-1"
 FAMILIES: dict[str, Callable[..., Gaussian]] = {
     family.__name__: family for family in (Isotropic, FixedPrecision, Diagonal, Full)
 }
@@ -292,7 +291,7 @@ class Posterior:
         A model that is not one of `fedual.models` has to be given: either itself (its parameters are not used), or a
         function that makes it from the settings that the file has for it, if any.
         """
-        about, tensors = _read(Path(path))
+        about, tensors = read(Path(path))
         under = lambda prefix: {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
         lam, config = tensors["lam"], about["config"]
         settings = (config or {}).get("settings", {})
@@ -343,28 +342,3 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 def _layout(model: nn.Module, trained: Collection[str]) -> list[list[Any]]:
     """Name, shape, type and "is trained" of all of a model's tensors, in order."""
     return [[name, list(t.shape), str(t.dtype), name in trained] for name, t in _state(model).items()]
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    try:
-        content = path.read_bytes()
-        about, tensors = parse(content)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error}): give a file that `save` wrote.") from None
-    except ValueError as error:
-        raise DataError(f"{path} is damaged or not a safetensors file ({error}): save it again.") from None
-    form, digest = about.pop("format", None), about.pop("sha256", None)
-    if form not in (FORMAT, FORMAT_1):
-        raise DataError(f"{path} has the format {form!r}, not {FORMAT!r}: give a file that this version can read.")
-    if not (verify(content) if form == FORMAT else digest == _digest_1(tensors, about)):
-        raise DataError(f"{path} is damaged (its checksum is wrong): save it again.")
-    return {name: json.loads(value) for name, value in about.items()}, tensors
-
-
-def _digest_1(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
-    """The checksum of `FORMAT_1`, which covers the content rather than the bytes of the file."""
-    digest = hashlib.sha256(json.dumps(sorted(about.items())).encode())
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
