@@ -19,6 +19,7 @@ def rounds(work: Work, method: str, engine: str = "vectorised") -> Generator[flo
         scenario.spec(),
         scenario.train["rounds"],
         seed=SEED,
+        posterior="point",
         local=split(scenario.train)["training"],
         execution=Execution(device="cpu", engine=engine),  # type: ignore[arg-type]
         callbacks=[_hold],

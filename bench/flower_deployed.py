@@ -104,6 +104,7 @@ def main(grid: Grid, context: Context) -> None:
         strategy = BayesianADMM(
             model(), "ivon-admm", rounds, experiment="e", out=Path(str(config["folder"]), "out"),
             local=LocalTraining(batch_size=BATCH, local_epochs=epochs), policy=Policy(min_clients=nodes),
+            posterior="point",
         )  # fmt: skip
         strategy.start(grid)
         keys = ("seconds", "bytes_up", "bytes_down", "counted")

@@ -40,7 +40,7 @@ def last(name: str, payload: str, seed: int, folder: Path) -> dict[str, Any]:
     strategy = BayesianADMM(
         model, scenario.spec(), scenario.train["rounds"], experiment="e", out=folder / "out", seed=seed, test=test,
         local=sections["training"], evaluation=sections["evaluation"],
-        policy=Policy(min_clients=len(nodes), payload=payload),
+        policy=Policy(min_clients=len(nodes), payload=payload), posterior="point",
     )  # fmt: skip
     strategy.start(Here(nodes))  # type: ignore[arg-type]
     return strategy.history[-1]

@@ -22,7 +22,7 @@ def small(num_clients: int) -> dict:
     sites = [(torch.randn(EXAMPLES, 64), torch.randint(10, (EXAMPLES,))) for _ in range(num_clients)]
     model = models.build("mlp", inputs=64, hidden=(100, 50))
     local, execution = LocalTraining(local_epochs=2), Execution(client_state="disk", device="cpu")
-    run = fit(model, sites, rounds=7, local=local, execution=execution)
+    run = fit(model, sites, rounds=7, posterior="point", local=local, execution=execution)
     return {"clients": num_clients, "state MB": run.store.nbytes / 1e6, "chunk": run.config["chunk"], **_peak(run)}
 
 
@@ -31,7 +31,7 @@ def mnist() -> dict:
     from fedual.scenarios.federation import execute
 
     scenario = load("mnist-2class-100", sets=["rounds=1"])
-    run = execute(scenario, 62, device="cpu")
+    run = execute(scenario, 62, device="cpu", posterior="point")
     return {"clients": 100, "state MB": run.store.nbytes / 1e6, "chunk": run.config["chunk"], **_peak(run)}
 
 

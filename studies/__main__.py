@@ -11,7 +11,7 @@ from rich.console import Console
 from fedual.cli.progress import progress
 from fedual.cli.run import Device, Json, Root
 from fedual.errors import FedualError, InputError
-from studies import figures, pages, records, robustness, scaling, tables, tuning
+from studies import calibrated, figures, pages, records, robustness, scaling, tables, tuning
 from studies.figures.common import Options
 from studies.regression import commands as regression
 from studies.robustness import Tables
@@ -107,7 +107,9 @@ def check(results: Results = Path("results"), out: Tables = Path("docs/tables"))
     if not current:
         raise InputError(f"{results} has no records of present settings: name the folder that holds SCENARIO.jsonl.")
     trials = robustness.read(results / "tuning" / "robustness.jsonl")
+    calibrations = calibrated.read(results / "calibrated" / "runs.jsonl")
     others = {"robustness.md": robustness.table(trials), **regression.texts(results / "regression")}
+    others |= {"calibrated.md": calibrated.table(calibrations)} if calibrations else {}
     wrong = pages.differences(current, others, out)
     for line in wrong:
         typer.echo(line)
@@ -143,6 +145,7 @@ def figure(
 app.command()(scaling.scaling)
 app.command()(tuning.tuning)
 app.add_typer(robustness.app, name="robustness")
+app.add_typer(calibrated.app, name="calibrated")
 app.add_typer(regression.app, name="regression")
 
 

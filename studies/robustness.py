@@ -87,7 +87,7 @@ def trial(name: str, preset: str, by: dict[str, float], device: str, root: Path 
     execution, evaluation = replace(sections["execution"], device=device), sections["evaluation"]
     try:
         run = fit(
-            model, clients, method, rounds, test=test, seed=SEED,
+            model, clients, method, rounds, test=test, seed=SEED, posterior="point",
             local=local, execution=execution, evaluation=evaluation,
         )  # fmt: skip
         last = run.history[-1]

@@ -136,6 +136,7 @@ def measure(task: Task, device: str) -> Point:
         Clients(x, y, torch.arange(task.examples).tensor_split(task.clients)),
         rounds=task.rounds,
         seed=SEED,
+        posterior="point",
         local=LocalTraining(batch_size=BATCH, local_epochs=1, local_steps=task.local_steps),
         execution=Execution(device=device, chunk=task.chunk, compile=task.compile, client_state="disk"),
         callbacks=[lambda run, record: ready.append(time.perf_counter())],

@@ -193,7 +193,7 @@ def run(cell: Cell, results: Path, *, watch: Callable[[str, int], Any], **option
     source = environment()  # before the run: the source tree may have changed when it ends
     callbacks = [watch(str(cell), scenario.train["rounds"])]
     try:
-        done = execute(scenario, cell.seed, callbacks=callbacks, **options)
+        done = execute(scenario, cell.seed, callbacks=callbacks, posterior="point", **options)  # as in the paper
     except DivergedError as error:
         done, diverged = error.run, str(error)
     content = {

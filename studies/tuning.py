@@ -59,7 +59,7 @@ def tuning(
             start, diverged = time.perf_counter(), None
             loaded = load(scenario, sets=[*common, *sets], method=method)
             try:
-                done = execute(loaded, one, root=root, validation=validation, device=device)
+                done = execute(loaded, one, root=root, validation=validation, device=device, posterior="point")
             except DivergedError as error:
                 done, diverged = error.run, str(error)
             evaluated = [r for r in done.history if "nll" in r]  # type: ignore[union-attr]

@@ -1,4 +1,7 @@
-"""`fit` and `compare` with all settings in one flat list, as a scenario's [train] table has them: for short tests."""
+"""`fit` and `compare` with all settings in one flat list, as a scenario's [train] table has them: for short tests.
+
+The posterior is q_g as trained unless a test asks for another, because calibration takes more runs than the one tested.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,6 +43,7 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
     sections = settings.split(flat)
     rest = {key: value for key, value in flat.items() if key not in settings.flat_kinds()}
     return {
+        "posterior": "point",
         "local": sections["training"],
         "execution": sections.get("execution", Execution()),
         "evaluation": sections["evaluation"],

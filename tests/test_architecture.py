@@ -19,7 +19,7 @@ FLOORS = [
     {"solvers"},
     {"methods", "models", "data"},
     {"settings", "defaults", "networks"},
-    {"rundir", "metrics", "backends", "posterior", "predict", "strange", "export", "summary"},
+    {"rundir", "metrics", "backends", "posterior", "calibration", "predict", "strange", "export", "summary"},
     {"flower", "glm", "run", "fitting", "trackers", "comparison", "progress"},
     {"scenarios", "report", "cli", "starter"},
 ]

@@ -164,7 +164,7 @@ class TestPrinted:
         assert html.count("<tr>") == 3
         for key in ("nll", "nll_mc", "ece", "brier_mc"):
             assert f"<td>{last[key]:.4g}</td>" in html
-        assert f"under q_g, tempered: τ = {run.method.tau:g}" in html
+        assert f"<p>q_g is tempered, τ = {run.method.tau:.3g}; it counts" in html
 
     def test_the_last_figures_known_are_shown(self):
         """Round 2 was evaluated, and a callback ends the run after round 3."""

@@ -338,8 +338,8 @@ def test_a_posterior_that_cannot_be_stored_is_refused(tmp_path: Path, monkeypatc
 
 def test_the_text_says_that_a_posterior_is_tempered():
     assert repr(make(tau=0.01)) == (
-        "Posterior(43 parameters of mlp, Diagonal, tau=0.01 (tempered: every example counted 100 times), "
-        "loss=cross_entropy)"
+        "Posterior(43 parameters of mlp, Diagonal, tau=0.01, loss=cross_entropy; "
+        "q_g is tempered, τ = 0.01; it counts every example 100 times)"
     )
     assert "tempered" not in str(make())
     assert "43 parameters of Sequential" in str(make(recipe=None))

@@ -18,6 +18,7 @@ os.environ.setdefault("MKL_CBWR", "AUTO")
 if TYPE_CHECKING:
     from fedual import (
         algorithm,
+        calibration,
         comparison,
         data,
         defaults,
@@ -46,6 +47,7 @@ __all__ = [
     "Posterior",
     "__version__",
     "algorithm",
+    "calibration",
     "compare",
     "comparison",
     "data",

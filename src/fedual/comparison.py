@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Table = dict[str, Any]
 _HEADINGS = {"rmse": "RMSE", "loss": "loss", "nll": "NLL", "ece": "ECE"}
+AT = {"": "mean", "_mc": "q_g", "_cal": "calibrated", "_bayes": "τ = 1"}
+"""The suffixes of `fedual.calibration.AT`, in as few words as a table has room for."""
 COLUMNS = {"accuracy": ("accuracy %", 1, 100), **{key: (heading, 3, 1) for key, heading in _HEADINGS.items()}}
 """Figures in tables: heading, digits after the point, and what they are multiplied by."""
 
@@ -62,14 +64,14 @@ class Comparison:
         for label, runs in self.runs.items():
             done = [len(run.history) for run in runs.values()]
             rounds[label] = "–".join(map(str, dict.fromkeys([min(done), max(done)])))
-            if any(key.endswith("_mc") for key in found[label]):  # methods that learn a point have no q_g to explain
-                notes.append(tempered(label, next(iter(runs.values())).method.tau))
+            if about := next(iter(runs.values())).posterior.about:
+                notes.append(f"{label}: {about}")
         lines = table(found, rounds)
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         shown = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in lines]
         seeds = list(map(str, next(iter(self.runs.values()))))
         head = f"mean ± standard deviation over seeds {', '.join(seeds)}" if len(seeds) > 1 else f"seed {seeds[0]}"
-        return "\n".join([head, *shown, *filter(None, notes)])
+        return "\n".join([head, *shown, *notes])
 
 
 def compare(
@@ -128,14 +130,21 @@ def outcome(train: Callable[[], Run], seed: int) -> tuple[Run | None, Table]:
         record, diverged = None, f"The NLL is {record['nll']} after round {record['round']}."
     mean = statistics.fmean(r["seconds"] for r in run.history) if run.history else None
     times = {"seconds": spent, "seconds_per_round": mean}
-    return run, {"seed": seed, "record": record, "diverged": diverged, "tau": run.method.tau, **times}
+    return run, {
+        "seed": seed,
+        "record": record,
+        "diverged": diverged,
+        "tau": run.method.tau,
+        "about": run.posterior.about,
+        **times,
+    }
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> Table:
     """Mean and standard deviation (n − 1) over the runs that did not diverge, of every number of the last record."""
     kept = [run for run in runs if run["record"] is not None]
     found: Table = {"runs": len(runs), "diverged": len(runs) - len(kept)}
-    figures = [f"{name}{suffix}" for suffix in ("", "_mc") for name in (*COLUMNS, "brier")]
+    figures = [f"{name}{suffix}" for suffix in AT for name in (*COLUMNS, "brier")]
     for key in ("seconds_per_round", *figures):
         values = [value for run in kept if (value := {**run, **run["record"]}.get(key)) is not None]
         if values:
@@ -144,7 +153,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def table(summaries: Mapping[str, Table], rounds: Mapping[str, str] | None = None) -> list[list[str]]:
-    """Headings and rows of a table of summaries by label: figures at the mean and, unless it is a point, under q_g.
+    """Headings and rows of a table of summaries by label: at the mean, under q_g and as handed over, where they are.
 
     `rounds`, by label, gives the table a column of that name.
     """
@@ -155,16 +164,11 @@ def table(summaries: Mapping[str, Table], rounds: Mapping[str, str] | None = Non
         seconds = f"{found['seconds_per_round']['mean']:.2f}" if "seconds_per_round" in found else "–"
         diverged = f"{found['diverged']} of {found['runs']}" if found["runs"] else "every trial"
         rest = [seconds, *([rounds[label]] if rounds else []), diverged]
-        for at, suffix in (("mean", ""), ("q_g", "_mc")):
+        for suffix, at in AT.items():
             if not suffix or any(f"{key}{suffix}" in found for key in keys):
                 cells = [_cell(found.get(f"{key}{suffix}"), *COLUMNS[key][1:]) for key in keys]
                 lines.append([label, at, *cells, *rest])
     return lines
-
-
-def tempered(label: str, tau: float) -> str:
-    """A note on the uncertainties of a tempered posterior, τ < 1; empty otherwise."""
-    return "" if tau >= 1 else f"{label}: q_g is tempered, τ = {tau:.4g}; it counts every example {1 / tau:,.4g} times."
 
 
 def distinct(what: str, values: Sequence[Any]) -> None:

@@ -2,7 +2,7 @@
 
 The program is
 
-    p(y | x) = 1/S Σ_m softmax f(x / scale; θ_m),        θ_m ~ q
+    p(y | x) = 1/S Σ_m softmax(f(x / scale; θ_m) / T),        θ_m ~ q
 
 or, for a regression, what `Posterior.predict` returns. The network is written once, as the body of a loop over the
 draws. The file holds the draws θ_1, …, θ_S as one tensor `(S, P)` and, once, what was not trained. It holds neither
@@ -28,9 +28,9 @@ class Averaged(nn.Module):
 
     thetas: Tensor  # the draws θ, (S, P)
 
-    def __init__(self, network: Network, thetas: Tensor, loss: str, noise: Tensor | None):
+    def __init__(self, network: Network, thetas: Tensor, loss: str, noise: Tensor | None, temperature: float = 1.0):
         super().__init__()
-        self.network, self.loss, self.noise = network, loss, noise
+        self.network, self.loss, self.noise, self.temperature = network, loss, noise, temperature
         self.model = copy.deepcopy(network.model).cpu().eval()
         for name in network.names:
             self.model.get_parameter(name).data = thetas.new_empty(0)  # replaced by the draws
@@ -45,7 +45,7 @@ class Averaged(nn.Module):
         network = lambda theta, x: functional_call(self.model, self.network.split(theta), (x.clone(),))
         outputs = loop(network, self.thetas, self.network.inputs(x))  # pyright: ignore[reportArgumentType]
         if self.loss == "cross_entropy":
-            return outputs.softmax(-1).mean(0)
+            return (outputs / self.temperature).softmax(-1).mean(0)
         f = outputs.flatten(2) if outputs.dim() > 2 else outputs[..., None]
         prediction = regression_predictive(f, self.network.targets, self.noise, self.loss)
         return tuple(part for part in prediction if part is not None)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from torch import Tensor, nn
 from fedual import methods
 from fedual.algorithm import Method, client_init, server_init
 from fedual.backends.client_store import free_memory, placed
+from fedual.backends.precision import arithmetic
 from fedual.backends.vectorised import choose_chunk, image_layers, worth_compiling
+from fedual.calibration import FOLDS, Calibration, Fold, Grid, HeldOut, hold_out, part_held_out, require_mode, tables
 from fedual.defaults import Federation, resolve, resolve_training
-from fedual.errors import InputError, require_count
+from fedual.errors import DivergedError, InputError, require_count
 from fedual.methods import MethodSpec
 from fedual.networks import Clients, Draws, Minibatches, Network
-from fedual.networks.checks import check, rehearse
+from fedual.networks.checks import check, rehearse, without_warnings
 from fedual.networks.client_data import materialise
 from fedual.networks.targets import Targets
 from fedual.progress import watchers
@@ -39,6 +42,7 @@ def fit(
     test: tuple[Tensor, Tensor] | None = None,
     loss: str | Callable[[Tensor, Tensor], Tensor] = "cross_entropy",
     seed: int = 0,
+    posterior: str = "calibrated",
     local: LocalTraining = LocalTraining(),
     execution: Execution = Execution(),
     evaluation: Evaluation = Evaluation(),
@@ -62,6 +66,9 @@ def fit(
             one loss for each example. With "mse" clients first give count, sum and squares of their targets, the
             network is trained on (y − mean)/sd, and everything that you see is in the unit of y again.
         seed: Random seed for everything but the model's initialisation.
+        posterior: What is handed over. "calibrated": with "cross_entropy", q_g with the width, and the temperature of
+            the logits, that predict best for examples that nobody trained on; see `fedual.calibration`. "bayes": q_g
+            at τ = 1. "point": q_g as it was trained, on all examples.
         local: What clients do in a round.
         execution: How the run is computed.
         evaluation: How it is evaluated.
@@ -81,17 +88,27 @@ def fit(
     draws, amount = Draws(seed, local.noise, local.order), (local.batch_size, local.local_epochs, local.local_steps)
     path = None if out is None else Path(out)
     resumed = RunDirectory.open(path).config if path and resume and (path / "config.json").exists() else None
+    # older runs held nothing out
+    mode = require_mode("point" if resumed is not None and "posterior" not in resumed else posterior)
     if loss == "mse" and network.targets is None:
         network.targets = data.targets() if resumed is None else Targets.from_dict(resumed.get("targets"))
+    part, whole, held = part_held_out(mode, loss, sum(data.sizes)), data, None
+    if part is not None:
+        data, held = hold_out(whole, part, draws)
     losses = Minibatches(network, data.to(network.device), loss, draws, *amount)
     examples, steps = float(data.total_weights.sum()), local.average_steps(len(data), sum(data.sizes))
-    method = resolve(method, Federation(len(data), examples, local.participation, steps))
-    local = resolve_training(local, method, examples)
+    spec, given = method, local
+    method = resolve(spec, Federation(len(data), examples, local.participation, steps))
+    local = resolve_training(given, method, examples)
+    if mode == "bayes" and method.tau > 1:
+        raise InputError(
+            f'posterior = "bayes" hands q_g over at τ = 1, but tau = {method.tau:g}: train with at most 1.'
+        )
     local.in_round(method, rounds - 1, rounds)  # refuses a rate that ends at 0
     if data.x.numel() * network.dtype.itemsize < free_memory(network.device) // 8:
         losses = replace(losses, prepared=losses.network.inputs(losses.data.x))
     test = None if test is None else materialise("The test set", test)
-    check(losses, test)
+    check(replace(losses, data=replace(losses.data, parts=whole.parts, weights=whole.weights)), test)
     if test is not None and test[0].nbytes < free_memory(network.device) // 8:
         test = test[0].to(network.device), test[1].to(network.device)
     together = execution.engine == "vectorised"
@@ -108,11 +125,22 @@ def fit(
 
     kept = {name: value for name, value in execution.to_dict().items() if name not in FREE}
     settings = {"training": local.to_dict(), "method": method.to_dict(), "execution": kept}
-    config = _config(losses, test, rounds, examples, settings | {"evaluation": evaluation.to_dict()})
+    settings |= {"posterior": mode, "evaluation": evaluation.to_dict()}
+    config = _config(losses, test, rounds, examples, settings)
     server = server_init(method, network.initial())
     row = {name: value[0] for name, value in client_init(method, server.lam_g).rows().items()}
     store = placed(row, len(data), execution.client_state, path)
-    run = Run(method, losses, rounds, local, execution, evaluation, config, server, store, path)
+
+    def short_run(clients: Clients, rounds: int) -> Run:
+        own = replace(execution, progress=False)
+        with without_warnings():  # the run itself has given them
+            return fit(
+                network, clients, spec, rounds, loss=loss, seed=seed, posterior="point", local=given, execution=own
+            )
+
+    run = Run(method, losses, rounds, local, execution, evaluation, config, server, store, path, mode=mode)
+    if mode == "calibrated" and loss == "cross_entropy":
+        run.calibrate = partial(_calibrate, whole=whole, held=held, short_run=short_run)
     folder = [Folder(run, resume)] if path else []  # the last callback, which sees `stop`
     callbacks = [*callbacks, *watchers(execution.progress), *folder]
     with ExitStack() as stack:
@@ -127,12 +155,36 @@ def fit(
             for callback in callbacks:
                 callback(run, record)
     if path:
-        run.posterior.save(path / "posterior.safetensors")
-        artifacts.write_clients(path, data, loss == "cross_entropy", network.scale is not None)
+        artifacts.write_posterior(path, run.posterior)
+        artifacts.write_clients(path, whole, loss == "cross_entropy", network.scale is not None)
         if test is not None:
             seed_of_draws = losses.draws.evaluation(run.server.round)
             artifacts.write_test(path, run.posterior, test, evaluation.samples, seed_of_draws)
     return run
+
+
+def _calibrate(
+    run: Run, whole: Clients, held: HeldOut | None, short_run: Callable[[Clients, int], Run]
+) -> Calibration | None:
+    """The calibration of a run, on its held-out examples or on those of short runs; None if nobody has enough."""
+    losses, samples, rounds = run.losses, run.evaluation.samples, (run.server.round + 1) // 2
+    grid, seed = Grid.of(run.trained.family, run.method.tau, samples), losses.draws.evaluation(run.server.round)
+    count = FOLDS if held is None else 0
+    found, rows, weight, clients = list[Tensor](), 0, 0.0, set[int]()
+    for number in range(count or 1):
+        training, left = (whole, held) if held is not None else hold_out(whole, Fold(number, FOLDS), losses.draws)
+        if not any(map(len, left.rows)):
+            continue
+        try:
+            trained = run.trained if held is not None else short_run(training, max(1, rounds)).trained
+        except DivergedError:
+            continue
+        with arithmetic(losses.network.device, run.execution.precision):
+            found += tables(trained, grid, losses.data, left, samples, seed)
+        rows += sum(map(len, left.rows))
+        weight += float(sum(map(len, left.rows) if left.weights is None else (w.double().sum() for w in left.weights)))
+        clients |= {k for k, own in enumerate(left.rows) if len(own)}
+    return Calibration.choose(grid, found, weight=weight, examples=rows, clients=len(clients), folds=count)
 
 
 def for_networks(method: str | MethodSpec | Method) -> MethodSpec | Method:

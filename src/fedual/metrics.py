@@ -165,7 +165,7 @@ def evaluate(
     if len(x) != len(y):
         raise InputError(f"{len(x)} test inputs have {len(y)} labels: give one label to each input.")
     if loss == "cross_entropy":
-        metrics = _class_metrics
+        metrics = class_metrics
     elif loss == "mse":
         metrics = partial(_regression_metrics, targets=network.targets)
     else:
@@ -228,17 +228,45 @@ def forward(
         raise DomainError(f"The network's outputs are NaN for {bad} of {len(x)} examples: {remedy}.")
 
 
-def class_predictive(outputs: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """The logarithm of the averaged probabilities `(N, C)`, and the average of their entropies `(N,)`."""
+def class_predictive(outputs: Iterable[Tensor], temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The logarithm of the averaged probabilities `(N, C)`, and the average of their entropies `(N,)`.
+
+    The outputs are logits, which are divided by the temperature.
+    """
     log_total, entropy, count = torch.tensor(-math.inf), torch.tensor(0.0), 0
     for logits in outputs:
         if logits.dim() != 2:
             raise InputError(f"The network's outputs have shape {tuple(logits.shape)}: classes need (N, C).")
-        log_p = logits.log_softmax(-1)
+        log_p = (logits if temperature == 1 else logits / temperature).log_softmax(-1)
         log_total = torch.logaddexp(log_total.to(log_p), log_p)
         entropy = entropy.to(log_p) + torch.special.entr(log_p.exp()).sum(-1)
         count += 1
     return log_total - math.log(count), entropy / count
+
+
+def class_metrics(outputs: Iterable[Tensor], labels: Tensor, temperature: float = 1.0) -> dict[str, float]:
+    """Accuracy, NLL, Brier score and calibration error of networks' logits, averaged as by `class_predictive`."""
+    log_p, _ = class_predictive(outputs, temperature)
+    p = log_p.exp()
+    return {
+        "accuracy": accuracy(p, labels),
+        "nll": nll(log_p, labels),
+        "brier": brier(p, labels),
+        "ece": ece(p, labels),
+    }
+
+
+def class_log_likelihood(outputs: Iterable[Tensor], labels: Tensor, temperatures: Sequence[float]) -> Tensor:
+    """Log 1/S Σ_m softmax(f_m/T)[y] of every example, for every temperature T of the logits, `(T, N)`."""
+    total, count = torch.tensor(-math.inf), 0
+    for logits in outputs:
+        # the largest logit is 0, so that the sum of exponentials is at least 1
+        scale = logits.new_tensor(temperatures)[:, None]
+        below = logits - logits.amax(-1, keepdim=True)
+        log_p = below.gather(-1, labels[:, None])[:, 0] / scale - (below / scale[..., None]).exp().sum(-1).log()
+        total = torch.logaddexp(total.to(log_p), log_p)
+        count += 1
+    return total - math.log(count)
 
 
 def regression_outputs(outputs: Iterable[Tensor]) -> Tensor:
@@ -264,17 +292,6 @@ def regression_predictive(f: Tensor, targets: Targets | None, noise: Tensor | No
         mean, deviation = targets.restored(mean), deviation * sd
         observation = None if observation is None else observation * sd
     return RegressionPrediction(mean, deviation, observation)
-
-
-def _class_metrics(outputs: Iterable[Tensor], labels: Tensor) -> dict[str, float]:
-    log_p, _ = class_predictive(outputs)
-    p = log_p.exp()
-    return {
-        "accuracy": accuracy(p, labels),
-        "nll": nll(log_p, labels),
-        "brier": brier(p, labels),
-        "ece": ece(p, labels),
-    }
 
 
 def _regression_metrics(outputs: Iterable[Tensor], target: Tensor, targets: Targets | None) -> dict[str, float]:

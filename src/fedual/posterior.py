@@ -5,7 +5,6 @@ not trained as `frozen.NAME`, and everything else that a prediction depends on a
 """
 
 import copy
-import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterable
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fedual.calibration import Calibration, Trained, tempered
 from fedual.errors import DataError, FedualError, InputError, import_optional, require_count, require_positive
 from fedual.export import Averaged, save_program
 from fedual.families import Diagonal, FixedPrecision, Full, Gaussian, Isotropic, check, is_point
@@ -24,6 +24,7 @@ from fedual.families.gaussian import LOG_2PI
 from fedual.metrics import (
     Prediction,
     RegressionPrediction,
+    class_metrics,
     class_predictive,
     draws,
     forward,
@@ -34,14 +35,14 @@ from fedual.models import MODELS, build
 from fedual.networks.network import Network
 from fedual.networks.targets import Targets
 from fedual.rundir.atomic import store
-from fedual.rundir.checksum import parse, seal, verify
+from fedual.rundir.checksum import seal
+from fedual.rundir.posterior_file import FORMAT, read
 from fedual.summary import table
 
 if TYPE_CHECKING:
     import pandas
     import xarray
 
-FORMAT, FORMAT_1 = "fedual-posterior-2", "fedual-posterior-1"
 FAMILIES: dict[str, Callable[..., Gaussian]] = {
     family.__name__: family for family in (Isotropic, FixedPrecision, Diagonal, Full)
 }
@@ -52,9 +53,11 @@ class Posterior:
     """q(θ) of a network's trainable parameters.
 
     With τ < 1 the posterior is *tempered*: every example counted 1/τ times, which makes its spread smaller than that of
-    the posterior of the data. With a family of fixed precision (`Isotropic`, `FixedPrecision`) the spread is the
-    prior's and only the mean was learned; such a posterior predicts at the mean. The loss says what the outputs are:
-    logits with "cross_entropy"; with "mse" the mean of a Gaussian, in units of the targets' sd
+    the posterior of the data. Where the federation has calibrated it, τ is the width that was chosen, and predictions
+    also divide logits by `calibration.temperature`. If zero width was chosen, `calibration.tau` is 0: predictions are
+    made at the mean, and q is that of training. With a family of fixed precision (`Isotropic`, `FixedPrecision`) the
+    spread is the prior's and only the mean was learned; such a posterior predicts at the mean. The loss says what the
+    outputs are: logits with "cross_entropy"; with "mse" the mean of a Gaussian, in units of the targets' sd
     (`fedual.networks.targets`).
 
     With "mse" q(θ) is the posterior for noise of variance 1 in these units. `noise` is the variance σ² that
@@ -71,6 +74,7 @@ class Posterior:
     tau: float = 1.0
     loss: str = "cross_entropy"
     noise: Tensor | None = None  # σ² in units of the targets' variance, (D,)
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         check(self.family, self.lam)
@@ -84,6 +88,20 @@ class Posterior:
         require_positive("tau", self.tau)
         if self.noise is not None and not (self.noise.isfinite().all() and (self.noise > 0).all()):
             raise InputError(f"noise = {self.noise.tolist()}: give a positive, finite variance for each output.")
+
+    @classmethod
+    def handed_over(
+        cls,
+        trained: Trained,
+        loss: str,
+        noise: Tensor | None = None,
+        calibration: Calibration | None = None,
+        bayes: bool = False,
+    ) -> "Posterior":
+        """What a run returns of q_g: at its calibrated width, at τ = 1 with `bayes`, otherwise as it was trained."""
+        wanted = 1.0 if bayes else calibration.tau if calibration else 0.0
+        tau = trained.tau if is_point(trained.family) else wanted or trained.tau
+        return cls(trained.network, trained.family, trained.at(tau), tau, loss, noise, calibration)
 
     @property
     def mean(self) -> Tensor:
@@ -126,7 +144,7 @@ class Posterior:
         root mean square of their standard deviations, and the smallest lower and largest upper bound.
 
         With a family of fixed precision `sd` and the bounds are NaN, because no spread was learned: that of q is the
-        prior's. With τ < 1 they are those of the tempered posterior.
+        prior's. With τ < 1 they are those of q at this τ.
         """
         if is_point(self.family):
             sd = torch.full_like(self.mean, torch.nan)
@@ -174,14 +192,36 @@ class Posterior:
         outputs = forward(self.network, self._thetas(samples, seed), x, self.transform, batch_size)
         if self.loss != "cross_entropy":
             return regression_predictive(regression_outputs(outputs), self.network.targets, self.noise, self.loss)
-        log_p, sample_entropy = class_predictive(outputs)
+        log_p, sample_entropy = class_predictive(outputs, self.temperature)
         probabilities = log_p.exp()
         entropy = torch.special.entr(probabilities).sum(-1)
         return Prediction(probabilities, entropy, entropy - sample_entropy)
 
+    def figures(
+        self, test: tuple[Tensor, Tensor], samples: int = 32, seed: int = 0, batch_size: int = 2048
+    ) -> dict[str, float]:
+        """Accuracy, NLL, Brier score and calibration error of a classifier's predictions for `(x, y)` as stored."""
+        if self.loss != "cross_entropy":
+            raise InputError(f"The loss is {self.loss}: `fedual.metrics.evaluate` has figures for it.")
+        outputs = forward(self.network, self._thetas(samples, seed), test[0], self.transform, batch_size)
+        return class_metrics(outputs, test[1], self.temperature)
+
+    @property
+    def temperature(self) -> float:
+        """T, by which predictions divide logits; 1 without a calibration."""
+        return 1.0 if self.calibration is None else self.calibration.temperature
+
+    @property
+    def about(self) -> str:
+        """In one sentence what its uncertainties rest on; empty for an exact posterior, or a point."""
+        if self.calibration is not None:
+            return str(self.calibration)
+        return "" if is_point(self.family) else tempered(self.tau)
+
     def _thetas(self, samples: int, seed: int) -> Iterable[Tensor]:
         """The parameters that a prediction averages over."""
-        at_mean = not require_count("samples", samples, 0) or is_point(self.family)
+        without = self.calibration is not None and self.calibration.tau == 0
+        at_mean = not require_count("samples", samples, 0) or is_point(self.family) or without
         return [self.mean] if at_mean else draws(self.family, self.lam, samples, seed)
 
     def module(self, theta: Tensor | None = None) -> nn.Module:
@@ -207,7 +247,7 @@ class Posterior:
         type of x `(N, ...)` are those of stored inputs; its values are not used.
         """
         thetas = torch.stack(list(self._thetas(samples, seed))).cpu()
-        save_program(path, Averaged(self.network, thetas, self.loss, self.noise), x)
+        save_program(path, Averaged(self.network, thetas, self.loss, self.noise, self.temperature), x)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to a safetensors file, whole or not at all."""
@@ -226,6 +266,7 @@ class Posterior:
             "scale": self.network.scale,
             "targets": None if self.network.targets is None else self.network.targets.to_dict(),
             "noise": None if self.noise is None else self.noise.tolist(),
+            "calibration": None if self.calibration is None else self.calibration.to_dict(),
             "config": self.network.recipe,
             "parameters": _layout(self.network.model, trained),
         }
@@ -250,7 +291,7 @@ class Posterior:
         A model that is not one of `fedual.models` has to be given: either itself (its parameters are not used), or a
         function that makes it from the settings that the file has for it, if any.
         """
-        about, tensors = _read(Path(path))
+        about, tensors = read(Path(path))
         under = lambda prefix: {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
         lam, config = tensors["lam"], about["config"]
         settings = (config or {}).get("settings", {})
@@ -278,14 +319,18 @@ class Posterior:
         except FedualError as error:
             raise DataError(f"{path} is damaged: {error}") from None
         noise = None if about.get("noise") is None else torch.tensor(about["noise"], dtype=torch.float64)
-        return cls(network, family, lam.to(network.device), about["tau"], about["loss"], noise)
+        try:
+            calibration = Calibration.from_dict(about.get("calibration"))
+        except (InputError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is damaged: its calibration cannot be read ({error}).") from None
+        return cls(network, family, lam.to(network.device), about["tau"], about["loss"], noise, calibration)
 
     def __repr__(self) -> str:
-        tempered = "" if self.tau == 1 else f" (tempered: every example counted {1 / self.tau:g} times)"
         point = " (spread of the prior: a point estimate)" if is_point(self.family) else ""
         model = (self.network.recipe or {}).get("model", type(self.network.model).__name__)
         q = f"{self.network.dim} parameters of {model}, {self.family}{point}"
-        return f"Posterior({q}, tau={self.tau:g}{tempered}, loss={self.loss})"
+        about = f"; {self.about.rstrip('.')}" if self.about else ""
+        return f"Posterior({q}, tau={self.tau:g}, loss={self.loss}{about})"
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
@@ -297,28 +342,3 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 def _layout(model: nn.Module, trained: Collection[str]) -> list[list[Any]]:
     """Name, shape, type and "is trained" of all of a model's tensors, in order."""
     return [[name, list(t.shape), str(t.dtype), name in trained] for name, t in _state(model).items()]
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    try:
-        content = path.read_bytes()
-        about, tensors = parse(content)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error}): give a file that `save` wrote.") from None
-    except ValueError as error:
-        raise DataError(f"{path} is damaged or not a safetensors file ({error}): save it again.") from None
-    form, digest = about.pop("format", None), about.pop("sha256", None)
-    if form not in (FORMAT, FORMAT_1):
-        raise DataError(f"{path} has the format {form!r}, not {FORMAT!r}: give a file that this version can read.")
-    if not (verify(content) if form == FORMAT else digest == _digest_1(tensors, about)):
-        raise DataError(f"{path} is damaged (its checksum is wrong): save it again.")
-    return {name: json.loads(value) for name, value in about.items()}, tensors
-
-
-def _digest_1(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
-    """The checksum of `FORMAT_1`, which covers the content rather than the bytes of the file."""
-    digest = hashlib.sha256(json.dumps(sorted(about.items())).encode())
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -5,6 +5,7 @@ import sys
 import time
 from typing import Any
 
+from fedual.calibration import AT
 from fedual.run import SHOWN, Callback, Record, Run
 
 PATIENCE = 10  # a plot is redrawn after this many times the duration of the last drawing, which limits the cost
@@ -93,10 +94,9 @@ def plot(run: Run) -> bytes | None:
         return None
     figure = Figure(figsize=(4 * len(names), 2.8), layout="constrained")
     figure.suptitle(line(run), fontsize=10)
-    tempered = "" if run.method.tau == 1 else f", tempered: τ = {run.method.tau:g}"
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        for key, label in ((name, "at the mean"), (f"{name}_mc", f"under q_g{tempered}")):
-            points = [(each["round"], each[key]) for each in run.history if each.get(key) is not None]
+        for end, label in AT.items():
+            points = [(each["round"], each[name + end]) for each in run.history if each.get(name + end) is not None]
             if points:
                 axes.plot(*zip(*points, strict=True), ".-", label=label)
         axes.set(xlabel="round", ylabel=name)

@@ -16,8 +16,9 @@ from fedual.algorithm import Info, Method, ServerState
 from fedual.backends import sequential, vectorised
 from fedual.backends.client_store import Store
 from fedual.backends.precision import arithmetic
+from fedual.calibration import AT, HANDED_OVER, Calibration, Mode, Trained, of_the_end
 from fedual.errors import DivergedError, DomainError, import_optional
-from fedual.families import Gaussian
+from fedual.families import Gaussian, is_point
 from fedual.metrics import evaluate, residual_squares
 from fedual.networks import Minibatches
 from fedual.networks.randomness import counted
@@ -46,11 +47,12 @@ class Run:
     """A federation that was, or is being, trained.
 
     `history` has one record a round: round, accuracy, nll, brier, ece, or rmse, r2, nll of a regression (at the mean,
-    and under q_g with the suffix `_mc`; `fedual.metrics.evaluate` defines them), seconds of training and
-    evaluation_seconds, bytes_up, bytes_down, active, counted and refused clients, shortened (the fraction of the
-    server's step that was taken), limited (the fraction of parameters whose last step was cut to the step limit), held
-    (the fraction whose mean was held to m_g), and the residuals `primal` ‖λ_k − λ_g‖ and `dual` ‖change of λ_g‖, which
-    are small beside `norm` ‖λ_g‖ at convergence.
+    and under q_g as it is trained with the suffix `_mc`; `fedual.metrics.evaluate` defines them), in the last record of
+    a classifier those of the posterior that is handed over (suffix `_cal`, or `_bayes`), seconds of training,
+    evaluation_seconds and calibration_seconds, bytes_up, bytes_down, active, counted and refused clients, shortened
+    (the fraction of the server's step that was taken), limited (the fraction of parameters whose last step was cut to
+    the step limit), held (the fraction whose mean was held to m_g), and the residuals `primal` ‖λ_k − λ_g‖ and `dual`
+    ‖change of λ_g‖, which are small beside `norm` ‖λ_g‖ at convergence.
     A callback sets `stop` to end the run after this round.
     """
 
@@ -68,13 +70,21 @@ class Run:
     stop: bool = False
     refused: set[int] = field(default_factory=set)  # clients refused since an update last counted
     noise: Tensor | None = None  # of a regression, after its last round; see `Posterior`
+    mode: Mode = "point"  # what `posterior` is
+    calibrate: Callable[["Run"], Calibration | None] = lambda run: None  # called after the last round
+    calibration: Calibration | None = None  # after the last round
+
+    @property
+    def trained(self) -> Trained:
+        """The current q_g as it is trained."""
+        family = cast(Gaussian, self.method.family)
+        return Trained(self.losses.network, family, self.server.lam_g, self.server.prior, self.method.tau)
 
     @property
     def posterior(self) -> Posterior:
-        """The current q_g."""
-        family = cast(Gaussian, self.method.family)
-        of_loss = self.config["loss"], self.noise
-        return Posterior(self.losses.network, family, self.server.lam_g, self.method.tau, *of_loss)
+        """The current q_g as it is handed over: with `posterior="calibrated"` calibrated, after the last round."""
+        about = self.config["loss"], self.noise, self.calibration
+        return Posterior.handed_over(self.trained, *about, bayes=self.mode == "bayes")
 
     def frame(self) -> "pandas.DataFrame":
         """The history as a table, one row a round; a figure that a round does not have is NaN."""
@@ -87,18 +97,18 @@ class Run:
         return f"Run({len(self.history)} of {self.rounds} rounds, {len(self.losses.data)} clients{figures}{where})"
 
     def _repr_html_(self) -> str:
-        """For notebooks: the last figures known, at the mean and under q_g."""
+        """For notebooks: the last figures known, at the mean, under q_g, and of the posterior that is handed over."""
         last = self._last()
         names = [name for name in (*SHOWN, "brier", "ece") if name in last]
         row = lambda label, suffix: (
             f"<tr><th>{label}</th>" + "".join(f"<td>{last[name + suffix]:.4g}</td>" for name in names) + "</tr>"
         )
-        rows = row("at the mean", "") if names else ""
-        if names and f"{names[0]}_mc" in last:
-            tempered = "" if self.method.tau == 1 else f", tempered: τ = {self.method.tau:g}"
-            rows += row(f"under q_g{tempered}", "_mc")
+        having = [end for end in AT if names and all(name + end in last for name in names)]
+        rows = "".join(row(AT[end], end) for end in having)
         head = "<tr><th></th>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"
-        return f"<p>{html.escape(repr(self))}</p>" + (f"<table>{head}{rows}</table>" if rows else "")
+        about = self.posterior.about
+        note = f"<p>{html.escape(about)}</p>" if rows and about else ""
+        return f"<p>{html.escape(repr(self))}</p>" + (f"<table>{head}{rows}</table>{note}" if rows else "")
 
     def _last(self) -> Record:
         """The last record with figures of a test set; not every round is evaluated."""
@@ -106,7 +116,7 @@ class Run:
 
 
 def run_rounds(run: Run, test: tuple[Tensor, Tensor] | None) -> Iterator[Record]:
-    """Train round after round, and yield the record of each; after the last one, learn a regression's noise."""
+    """Train round after round, and yield the record of each; at the end calibrate, or learn a regression's noise."""
     losses, clients = run.losses, len(run.losses.data)
     engine = ENGINES[run.execution.engine]
     while run.server.round < run.rounds and not run.stop:
@@ -128,7 +138,11 @@ def run_rounds(run: Run, test: tuple[Tensor, Tensor] | None) -> Iterator[Record]
                 raise _diverged(run, record, "the network's outputs at q_g") from error
             record["evaluation_seconds"] = time.perf_counter() - began
         run.server = server
+        if server.round == run.rounds:
+            record |= _hand_over(run, test)
         yield record
+    if run.server.round < run.rounds:  # a callback has stopped the run
+        _hand_over(run, None)
     if losses.loss == "mse":
         try:
             run.noise = _noise(run)
@@ -169,6 +183,20 @@ def _evaluate(run: Run, server: ServerState, test: tuple[Tensor, Tensor]) -> Rec
     if losses.loss == "cross_entropy" and figures["nll"] > LARGEST_NLL:
         raise DomainError(f"The NLL on the test set is {figures['nll']:.1e}.")
     return figures
+
+
+def _hand_over(run: Run, test: tuple[Tensor, Tensor] | None) -> Record:
+    """Calibrate the posterior, and return its figures on the test set."""
+    began = time.perf_counter()
+    run.calibration, end = run.calibrate(run), HANDED_OVER.get(run.mode)
+    record: Record = {} if run.calibration is None else {"calibration_seconds": time.perf_counter() - began}
+    differs = run.calibration is not None or (run.mode == "bayes" and not is_point(run.trained.family))
+    if test is None or not differs or run.losses.loss != "cross_entropy":
+        return record
+    with arithmetic(run.losses.network.device, run.execution.precision):
+        seed = run.losses.draws.evaluation(run.server.round)
+        figures = run.posterior.figures(test, run.evaluation.samples, seed)
+    return record | {f"{name}{end}": value for name, value in figures.items()}
 
 
 def _noise(run: Run) -> Tensor:
@@ -230,10 +258,12 @@ class Folder:
             self.folder.restore(run.store)
             run.server = ServerState(**snapshot.server, round=snapshot.round, moved=snapshot.meta["moved"])
             run.refused = set(snapshot.meta["refused"])
+            if run.server.round == run.rounds:
+                run.calibration = Calibration.from_dict(snapshot.meta.get("calibration"))
         if run.server.round < run.rounds:
             for name in ("posterior.safetensors", *artifacts.OF_THE_END):  # written after fewer rounds
                 (run.path / name).unlink(missing_ok=True)
-        self.folder.rewind(run.server.round)
+        self.folder.rewind(run.server.round, of_the_end if run.server.round < run.rounds else lambda key: False)
         run.history = self.folder.history()
 
     def __call__(self, run: Run, record: Record | None) -> None:
@@ -243,7 +273,8 @@ class Folder:
         self.folder.append(record)
         began = time.perf_counter()
         if run.server.round == run.rounds or run.stop or began - self.saved >= 20 * self.cost:
-            meta = {"moved": run.server.moved, "refused": sorted(run.refused)}
+            known = None if run.calibration is None else run.calibration.to_dict()
+            meta = {"moved": run.server.moved, "refused": sorted(run.refused), "calibration": known}
             self.folder.save(run.server.round, run.server.tensors(), meta, run.store)
             self.saved = time.perf_counter()
             self.cost = self.saved - began

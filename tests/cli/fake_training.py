@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from fedual.calibration import tempered
 from fedual.defaults import Federation, resolve
 from fedual.errors import DivergedError
 from fedual.methods import MethodSpec
@@ -21,7 +22,9 @@ class Fake:
         self.asked.append({"clients": clients, "method": method, "rounds": rounds, **asked})
         loss = self.nll(method, asked)
         out = asked.get("out")
-        run = SimpleNamespace(history=[], method=method, path=None if out is None else Path(out))
+        about = tempered(method.tau) if isinstance(method.solver, IVON) else ""
+        posterior = SimpleNamespace(about=about)
+        run = SimpleNamespace(history=[], method=method, posterior=posterior, path=None if out is None else Path(out))
         calls = asked.get("callbacks", ())
         for call in calls:
             call(run, None)

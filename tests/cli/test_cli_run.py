@@ -56,7 +56,7 @@ def test_table_has_the_last_round_at_the_mean_and_under_q_and_says_that_it_is_te
 
 def test_a_regression_has_its_own_figures_and_is_not_compared_with_guessing(capsys: pytest.CaptureFixture[str]):
     record = {"round": 3, "refused": 0, "shortened": 1.0, "rmse": 0.25, "nll": 0.95, "rmse_mc": 0.5, "nll_mc": 0.75}
-    report(load("digits-heterog-10", sets=["model.outputs=1"]), [record], 1.0)
+    report(load("digits-heterog-10", sets=["model.outputs=1"]), [record], "")
     lines = [re.split(" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
     assert lines[1:4] == [["RMSE", "NLL"], ["at the mean", "0.250", "0.950"], ["under q_g", "0.500", "0.750"]]
     assert not any("guessing" in line[0] for line in lines)
@@ -65,7 +65,7 @@ def test_a_regression_has_its_own_figures_and_is_not_compared_with_guessing(caps
 @pytest.mark.parametrize(("r2", "told"), [(0.3, False), (-0.25, True)])
 def test_a_regression_says_when_it_is_worse_than_the_mean(capsys: pytest.CaptureFixture[str], r2: float, told: bool):
     record = {"round": 3, "refused": 0, "shortened": 1.0, "rmse": 0.25, "r2": r2, "nll": 0.95}
-    report(load("digits-heterog-10", sets=["model.outputs=1"]), [record], 1.0)
+    report(load("digits-heterog-10", sets=["model.outputs=1"]), [record], "")
     assert ("R² is -0.25: the run predicts worse than the mean" in capsys.readouterr().out) == told
 
 

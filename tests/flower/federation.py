@@ -117,6 +117,7 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
     if of_network:
         rest["model"] = Network(rest["model"], **of_network)
     policy = replace(rest.pop("policy", Policy()), **of_policy)
+    rest.setdefault("posterior", "point")  # calibration takes more runs than the one tested
     return {**rest, "local": sections["training"], "evaluation": sections["evaluation"], "policy": policy}
 
 

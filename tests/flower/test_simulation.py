@@ -22,7 +22,7 @@ from fedual.rundir import RunDirectory
 from fedual.scenarios import load
 from fedual.scenarios.federation import execute, execute_on_flower, materialise
 
-SETS = ("train.rounds=2", "train.local_epochs=1", "split.clients=3")
+SETS = ("train.rounds=2", "train.local_epochs=1", "train.posterior=point", "split.clients=3")
 
 
 def scenario(*sets: str):

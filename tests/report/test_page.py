@@ -104,8 +104,8 @@ def test_a_default_run_names_its_method_temperature_settings_and_sites(tmp_path:
     page = read(written(tmp_path / "run", [record(1, 0.5)], method=method, sites=["Oslo", "<Bern>"], clients=2))
     assert "A federated run: ivon-admm · fedual" in page.text  # the title; the heading follows
     assert page.text.count("A federated run: ivon-admm") == 2
-    lead = "ivon-admm, tempered, τ = 1.15e-05: every example counts 87,000 times; seed 0, round 1 of 1"
-    assert lead in page.text
+    assert "ivon-admm, seed 0, round 1 of 1" in page.text
+    assert "Posteriorq_g is tempered, τ = 1.15e-05; it counts every example 87,000 times." in page.text
     assert "SitesOslo, <Bern>" in page.text
     settings = "solver IVON, solver.lr RoundRate, solver.lr.first 0.03, solver.lr.decay 0.5, solver.samples 1"
     assert f"family Diagonal, {settings}, dual Natural, dual.gamma 0.03, server Blend, rho 0.3" in page.text
@@ -123,17 +123,21 @@ def test_settings_are_read_from_groups_and_from_the_top():
 @pytest.mark.parametrize(
     ("change", "name", "words"),
     [
-        ({}, "ivon-admm", "τ = 1: every example counts once"),
-        ({"name": "", "tau": 0.02}, "IVON with Natural duals", "τ = 0.02: every example counts 50 times"),
-        ({"tau": 4}, "ivon-admm", "τ = 4: every example counts 0.25 times"),
+        ({}, "ivon-admm", ""),
+        (
+            {"name": "", "tau": 0.02},
+            "IVON with Natural duals",
+            "q_g is tempered, τ = 0.02; it counts every example 50 times.",
+        ),
+        ({"tau": 4}, "ivon-admm", ""),
         ({"tau": "8e-09*N*L*L"}, "ivon-admm", ""),
         ({"family": {"type": "FixedPrecision"}, "tau": 0.1}, "ivon-admm", ""),
-        ({"name": None, "solver": None}, "unknown method", "τ = 1: every example counts once"),
+        ({"name": None, "solver": None}, "unknown method", ""),
     ],
 )
 def test_methods_and_temperatures(change: dict[str, Any], name: str, words: str):
     run = RunData(Path(), {"method": METHOD | change}, {}, [])
-    assert (run.method, run.temperature) == (name, words)
+    assert (run.method, run.about) == (name, words)
 
 
 def test_a_method_that_is_still_a_text_is_shown_as_it_is(tmp_path: Path):

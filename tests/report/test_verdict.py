@@ -123,7 +123,7 @@ def test_shortened_steps(tmp_path: Path):
 
 def test_tempered_and_point(tmp_path: Path):
     found = judged(tmp_path, [record(1)], method={**METHOD, "tau": 0.02})
-    assert found["Tempered"].text.startswith("τ = 0.02: every example counts 50 times, so q_g is surer")
+    assert found["Tempered"].text == "q_g is tempered, τ = 0.02; it counts every example 50 times."
     assert "Tempered" not in judged(tmp_path / "plain", [record(1)])
     point = judged(tmp_path / "point", [record(1)], method=POINT)
     assert "A point" in point

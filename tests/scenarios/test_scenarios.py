@@ -137,7 +137,7 @@ def test_no_sweep_no_trials(file):
 
 def test_train_keys_are_arguments_of_fit_and_its_settings():
     arguments = inspect.signature(fedual.fit).parameters
-    assert train_keys().keys() - flat_kinds().keys() == {"rounds", "loss"} <= arguments.keys()
+    assert train_keys().keys() - flat_kinds().keys() == {"rounds", "loss", "posterior"} <= arguments.keys()
     assert {argument.default for argument in arguments.values()} >= {section() for section in SECTIONS.values()}
 
 

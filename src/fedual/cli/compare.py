@@ -42,7 +42,7 @@ def compare(
     Example: fedual compare digits-heterog-10 --methods ivon-admm,fedavg --seeds 0,1,2
     """
     from fedual.cli.progress import progress
-    from fedual.comparison import table, tempered
+    from fedual.comparison import table
     from fedual.rundir.atomic import replace, writing
     from fedual.rundir.jsonable import without_nan
     from fedual.scenarios import load
@@ -75,9 +75,8 @@ def compare(
     headings, *rows = table({row["method"]: row["summary"] for row in report["methods"]})
     show(rows, *headings)
     for row in report["methods"]:
-        taus = [run["tau"] for run in row["runs"] if "tau" in run]
-        if taus and (note := tempered(row["method"], taus[0])):
-            typer.echo(note)
+        if note := next((run["about"] for run in row["runs"] if run.get("about")), ""):
+            typer.echo(f"{row['method']}: {note}")
     typer.echo(f"wrote {path}")
     if as_json:
         typer.echo(json.dumps(without_nan({**report, "path": str(path)})))

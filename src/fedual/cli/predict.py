@@ -64,7 +64,9 @@ def predict(
     warnings = warnings_for(inputs, trained).sentences()
     samples = trained.samples if samples is None else samples
     found = _predicted(trained, inputs, samples, batch_size)
+    calibration = trained.posterior.calibration
     told: dict[str, Any] = {"run": str(run), "inputs": len(inputs.x), "samples": samples, "tau": trained.posterior.tau}
+    told["calibration"] = calibration and calibration.to_dict()
     if isinstance(found, Prediction):
         sure = choose_threshold(found.entropy, trained.test, coverage)
         told["unsure"] = sure._asdict()
@@ -151,9 +153,7 @@ def _caveats(trained: "FinishedRun") -> list[str]:
     posterior, notes = trained.posterior, []
     if is_point(posterior.family):
         notes.append("The method learns a point: predictions are those at the mean, without mutual information.")
-    elif posterior.tau < 1:
-        notes.append(f"q_g is tempered, τ = {posterior.tau:g}; it counts every example {1 / posterior.tau:g} times.")
-    return notes
+    return [*notes, posterior.about] if posterior.about else notes
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -86,9 +86,10 @@ def run(
             options = {"device": device, "engine": engine, "out": folder, "resume": resume, "callbacks": callbacks}
             done = execute(loaded, seed, root=root, **options)
     seconds = time.perf_counter() - began
-    report(loaded, done.history, done.method.tau)
+    report(loaded, done.history, done.posterior.about)
     path, spent = done.path or folder, times(done.history, seconds)
     parts = f"training {spent['training']:.1f}, evaluation {spent['evaluation']:.1f}"
+    parts += f", calibration {spent['calibration']:.1f}" if "calibration" in spent else ""
     typer.echo(f"{len(done.history)} rounds, {seconds:.1f} s ({parts}), in {path}")
     if as_json:
         last = done.history[-1] if done.history else None
@@ -102,13 +103,15 @@ def times(history: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, flo
     compilation = max(0.0, rounds[0] - rounds[1]) if len(rounds) > 1 else 0.0
     training = sum(rounds) - compilation
     evaluation = sum(record.get("evaluation_seconds", 0.0) for record in history)
-    rest = max(0.0, seconds - training - compilation - evaluation)
-    return {"training": training, "evaluation": evaluation, "compilation": compilation, "start and files": rest}
+    known = {"training": training, "evaluation": evaluation, "compilation": compilation}
+    if calibration := sum(record.get("calibration_seconds", 0.0) for record in history):
+        known["calibration"] = calibration
+    return {**known, "start and files": max(0.0, seconds - sum(known.values()))}
 
 
-def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]], tau: float) -> None:
-    """Print the last round's figures, and how many updates were refused and steps shortened."""
-    from fedual.comparison import tempered
+def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]], about: str) -> None:
+    """Print the last round's figures, what they rest on, and how many updates were refused and steps shortened."""
+    from fedual.calibration import AT
 
     if not history:
         return
@@ -117,14 +120,14 @@ def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]], tau: floa
     headings = {"accuracy": "accuracy", "rmse": "RMSE", "r2": "R²", "loss": "loss", "nll": "NLL", "ece": "ECE"}
     known = [name for name in headings if last.get(name) is not None]
     rows = []
-    for label, suffix in (("at the mean", ""), ("under q_g", "_mc")):
+    for suffix, label in AT.items():
         row = [(name, last.get(f"{name}{suffix}")) for name in known]
         if known and not any(value is None for _, value in row):
             rows.append([label, *(f"{value:.1%}" if name == "accuracy" else f"{value:.3f}" for name, value in row)])
     if rows:
         show(rows, "", *(headings[name] for name in known))
-    if note := tempered(scenario.method, tau):
-        typer.echo(note)
+    if about:
+        typer.echo(about)
     guessing = math.log(scenario.model.get("outputs", math.inf))
     if "accuracy" in last and last["nll"] > guessing:
         typer.echo(f"The NLL is above {guessing:.2f}, that of guessing: the run did not converge; try a lower lr.")

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from fedual._version import __version__
 from fedual.algorithm import Broadcast, Method
 from fedual.algorithm.round import first_lam
+from fedual.calibration import hold_out
 from fedual.errors import FedualError, InputError, require_count
 from fedual.families import Family, Gaussian, check
-from fedual.flower import wire
+from fedual.flower import calibrating, wire
 from fedual.flower.site import Request, Site
 from fedual.flower.vault import StateLost, opened
 from fedual.metrics import evaluate, residual_squares
@@ -105,7 +106,7 @@ def client_app(
             method, round = parse_method(config["method"]), require_count("round", config["round"], 0)
             training = json.loads(config["train"])
             seed, request = training.pop("seed"), request_of(config)
-            local = LocalTraining.from_dict(training)
+            local, fold = LocalTraining.from_dict(training), calibrating.fold_of(config)
             lam_g, start = tensors["lam_g"], tensors.get("start")
             mine = None if model is None else in_unit(config.get("targets"))
             if model is not None and lam_g.shape[-1] != network().dim:
@@ -119,11 +120,12 @@ def client_app(
                 return losses(dict(context.node_config))
             x, y = examples(context)
             assert mine is not None
+            own, draws = Clients(x, y, [torch.arange(len(x))]), SiteDraws(seed, local.noise, local.order, number)
             batches = Minibatches(
                 mine,
-                Clients(x, y, [torch.arange(len(x))]),
+                own if fold is None else hold_out(own, fold, draws)[0],
                 loss,
-                SiteDraws(seed, local.noise, local.order, number),
+                draws,
                 local.batch_size,
                 local.local_epochs,
                 local.local_steps,
@@ -148,6 +150,12 @@ def client_app(
                 mean = decode(json.loads(config["family"])).mean(lam_g)
                 mine = in_unit(config["targets"])
             return {"squares": residual_squares(mine, mean, *examples(context))}, {}, {}
+        if config.get("action") == "calibrate":
+            with reading():
+                tensors = {key: value.to(place) for key, value in wire.tensors_of(message.content).items()}
+                draws = lambda seed, number: SiteDraws(seed, number=number)
+                reply = calibrating.answer(config, tensors, network(), draws)
+            return reply(*examples(context)), {}, {}
         with reading():
             experiment = config["experiment"]
         with opened(folder, experiment, client) as vault:
@@ -269,6 +277,10 @@ class SiteDraws(Draws):
     def permutation(self, round: int, epoch: int, client: int, size: int) -> Tensor:
         """The order of its examples."""
         return super().permutation(round, epoch, self.number, size)
+
+    def held_out(self, client: int, size: int) -> Tensor:
+        """The order in which it would hold its examples out."""
+        return super().held_out(self.number, size)
 
     def uniform(self, round: int, step: int, client: int, size: int, like: Tensor) -> Tensor:
         """Uniform numbers for its dropout masks."""

@@ -20,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedual.algorithm import Guards, Info, Method, Natural, ServerState, Totals, Upload, Zero, server_step, total
+from fedual.calibration import Calibration, Fold
 from fedual.errors import DataError, InputError
 from fedual.families import finite, inner
 from fedual.flower.payload import decode
@@ -54,6 +55,9 @@ class Ledger:
         forgotten: Clients that left for good.
         sums: For each client the sums of its targets, where a regression is standardised.
         targets: Mean and sd of the targets of the first round's members, with which all rounds are trained.
+        fold: What sites leave out of training, decided with the members of the first round.
+        calibration: Of the posterior after the round `calibrated`.
+        calibrated: The round after which calibration was last tried, with or without an answer.
         noise: The variance of the noise that was learnt after the last round, in units of the targets' variance.
         usual: The largest median size of a round's updates so far.
         id: A random name of this ledger.
@@ -68,6 +72,9 @@ class Ledger:
     forgotten: set[str] = field(default_factory=set)
     sums: dict[str, Sums] = field(default_factory=dict)
     targets: Targets | None = None
+    fold: Fold | None = None
+    calibration: Calibration | None = None
+    calibrated: int | None = None
     noise: Tensor | None = None
     usual: float = 0.0
     id: str = field(default_factory=lambda: token_hex(4))
@@ -86,6 +93,9 @@ class Ledger:
             "sums": {client: sums.to_dict() for client, sums in self.sums.items()},
             "targets": None if self.targets is None else self.targets.to_dict(),
             "noise": None if self.noise is None else self.noise.tolist(),
+            "fold": self.fold,
+            "calibration": None if self.calibration is None else self.calibration.to_dict(),
+            "calibrated": self.calibrated,
             "usual": self.usual,
             "id": self.id,
             "starts": self.starts,
@@ -127,6 +137,8 @@ class Ledger:
         rest = {key: meta[key] for key in ("acks", "numbers", "secrets", "usual", "id", "starts")}
         rest |= {"examples": meta.get("examples", {}), "targets": Targets.from_dict(meta.get("targets"))}
         rest["noise"] = None if meta.get("noise") is None else torch.tensor(meta["noise"], dtype=torch.float64)
+        rest |= {"fold": Fold(*meta["fold"]) if meta.get("fold") else None, "calibrated": meta.get("calibrated")}
+        rest["calibration"] = Calibration.from_dict(meta.get("calibration"))
         sums = {client: Sums.from_dict(content) for client, content in meta.get("sums", {}).items()}
         return cls(server, forgotten=set(meta["forgotten"]), sums=sums, **rest)
 
@@ -142,8 +154,9 @@ class Ledger:
 
     @property
     def total(self) -> float:
-        """N, the examples of all members."""
-        return sum(self.examples.get(client, 0.0) for client in self.members)
+        """N, the examples on which the members train."""
+        known = [self.examples.get(client, 0.0) for client in self.members]
+        return sum(known) - (0 if self.fold is None else sum(self.fold.size(int(size)) for size in known))
 
     def standardise(self) -> None:
         """Fix the unit of the targets before the first round, from the sums of the members at that time."""

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedual.calibration import of_the_end
 from fedual.errors import DataError, InputError
 from fedual.flower.ledger import Ledger
 from fedual.rundir import RunDirectory
+from fedual.rundir.artifacts import read_json
 from fedual.rundir.atomic import sync, writing
 from fedual.rundir.old_config import CONFIG_VERSION
 
@@ -36,6 +38,12 @@ class Folder(NamedTuple):
         self.run.append(record)
         sync(self.run.path / "metrics.jsonl")  # no round without its record
         self.ledger.save(self.checkpoint)
+
+
+def is_older(path: Path) -> bool:
+    """True if the folder holds a run of a fedual that handed q_g over as it was trained."""
+    content = read_json(path / "config.json")
+    return content is not None and "posterior" not in content
 
 
 @contextmanager
@@ -68,7 +76,7 @@ def opened(path: Path, config: Mapping[str, Any], ledger: Ledger) -> Iterator[Fo
             ledger = Ledger.load(checkpoint, ledger.server)
         elif run.history():
             raise DataError(f"{checkpoint} is missing: restore the file, or choose another experiment.")
-        run.rewind(ledger.server.round)
+        run.rewind(ledger.server.round, of_the_end if ledger.server.round < config["rounds"] else lambda key: False)
         ledger.starts += 1
         ledger.save(checkpoint)
         yield Folder(run, ledger)

@@ -27,6 +27,7 @@ from fedual.flower.roster import Policy
 from fedual.flower.strategy import BayesianADMM
 from fedual.methods import MethodSpec
 from fedual.networks import Clients, Network
+from fedual.posterior import Posterior
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
@@ -73,6 +74,11 @@ class Simulated:
     def method(self) -> Method:
         """The method with the numbers of this federation."""
         return self.strategy.resolved
+
+    @property
+    def posterior(self) -> Posterior:
+        """The posterior that is handed over."""
+        return self.strategy.posterior
 
     @property
     def history(self) -> Sequence[Mapping[str, Any]]:

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from fedual import methods
 from fedual.algorithm import Method, server_init
+from fedual.calibration import Fold, Mode, Trained, part_held_out, require_mode
 from fedual.defaults import Federation, resolve, resolve_training
 from fedual.errors import DivergedError, FedualError, InputError, require_count
 from fedual.families import Gaussian, is_point
-from fedual.flower import run_folder, wire
+from fedual.flower import calibrating, run_folder, wire
 from fedual.flower.client import shared_facts, standardises
 from fedual.flower.ledger import Ledger, Reply
 from fedual.flower.readmission import recount
@@ -49,6 +50,8 @@ class BayesianADMM(Strategy):
         out: The run's folder.
         prior: λ_0 `(R, P)`; by default N(0, I/δ) with the method's δ.
         seed: Random seed for everything but the model's initialisation.
+        posterior: What is handed over, as in `fedual.fit`. The sites hold examples out by the same rule, and
+            calibration takes one exchange after the last round, after short runs if they have few examples in all.
         local: What clients do in a round.
         evaluation: How the run is evaluated.
         test: `(x, y)` on which the server evaluates.
@@ -67,6 +70,7 @@ class BayesianADMM(Strategy):
         out: str | Path,
         prior: Tensor | None = None,
         seed: int = 0,
+        posterior: str = "calibrated",
         local: LocalTraining = LocalTraining(),
         evaluation: Evaluation = Evaluation(),
         test: tuple[Tensor, Tensor] | None = None,
@@ -92,10 +96,12 @@ class BayesianADMM(Strategy):
         # the server only sums what arrives over the network, so its tensors stay on the CPU
         self.network = None if model is None else Network.of(model).to("cpu")
         self.experiment, self.folder, self.test, self.loss = experiment, Path(out), test, loss
+        self.mode: Mode = require_mode("point" if model is None or run_folder.is_older(self.folder) else posterior)
+        self.fold: Fold | None = None  # what a short run leaves out
         self.draws = Draws(seed, local.noise, local.order)
         start = None if self.network is None else self.network.initial()
         self.ledger = Ledger(server_init(self.method, start, None if prior is None else prior.cpu()))
-        self.facts = shared_facts(self.network, loss, about)
+        self.about, self.facts = about, shared_facts(self.network, loss, about)
         recipe, targets = (None, None) if self.network is None else (self.network.recipe, self.network.targets)
         self.config = {
             "version": CONFIG_VERSION,
@@ -105,6 +111,7 @@ class BayesianADMM(Strategy):
             "rounds": rounds,
             "schedule_ends": rounds if training.schedule == "cosine" else None,
             "seed": seed,
+            "posterior": self.mode,
             "facts": self.facts,
             "payload": policy.payload,
             "parameters": self.ledger.server.lam_g.shape[-1],
@@ -156,10 +163,17 @@ class BayesianADMM(Strategy):
                 self._log(record)
                 self._stop_if_nobody_counts()
             if self.ledger.targets is not None and self.roster.nodes:  # a run that was finished before has its noise
-                self.ledger.noise = learn_noise(grid, self.ledger, self.roster, self.resolved, self._envelope)
+                self.ledger.noise = learn_noise(grid, self.ledger, self.roster, self.resolved, self.envelope)
+                self.ledger.save(home.checkpoint)
+            if self.mode == "calibrated" and self.loss == "cross_entropy" and self.ledger.calibrated != self.rounds:
+                self.roster.gather(grid, self.ledger)
+                calibrating.calibrate(grid, self)
                 self.ledger.save(home.checkpoint)
             if self.network is not None:
-                self.posterior.save(self.folder / "posterior.safetensors")
+                if figures := calibrating.figures(self):
+                    home.run.amend(figures)
+                    self.history = home.run.history()
+                artifacts.write_posterior(self.folder, self.posterior)
                 if self.test is not None:
                     seed = self.draws.evaluation(self.ledger.server.round)
                     artifacts.write_test(self.folder, self.posterior, self.test, self.evaluation.samples, seed)
@@ -178,11 +192,17 @@ class BayesianADMM(Strategy):
         return resolve_training(self.local, self.method, self.ledger.total)
 
     @property
-    def posterior(self) -> Posterior:
-        """The current q_g."""
+    def trained(self) -> Trained:
+        """The current q_g as it is trained."""
         assert self.network is not None
-        family, ledger = cast(Gaussian, self.method.family), self.ledger
-        return Posterior(self.network, family, ledger.server.lam_g, self.resolved.tau, self.facts["loss"], ledger.noise)
+        family, server = cast(Gaussian, self.method.family), self.ledger.server
+        return Trained(self.network, family, server.lam_g, server.prior, self.resolved.tau)
+
+    @property
+    def posterior(self) -> Posterior:
+        """The current q_g as it is handed over: with `posterior="calibrated"` calibrated, after the last round."""
+        about = self.facts["loss"], self.ledger.noise, self.ledger.calibration
+        return Posterior.handed_over(self.trained, *about, bayes=self.mode == "bayes")
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -199,7 +219,8 @@ class BayesianADMM(Strategy):
         shared, self.nonce, self.asked = wire.arrays(tensors), ledger.nonce, {}
         self.method_now = self.training.in_round(self.resolved, server.round, self.rounds)
         common = {
-            **self._envelope,
+            **self.envelope,
+            "fold": None if self.ledger.fold is None else json.dumps(self.ledger.fold),
             "moved": server.moved,
             "payload": self.policy.payload,
             "wait": self.policy.timeout,
@@ -246,7 +267,7 @@ class BayesianADMM(Strategy):
     ) -> Iterable[Message]:
         """λ_g for all connected clients, who evaluate it on their own data."""
         common = {
-            **self._envelope,
+            **self.envelope,
             "family": json.dumps(encode(self.method.family)),
             "samples": self.evaluation.samples,
         }
@@ -265,7 +286,7 @@ class BayesianADMM(Strategy):
         return MetricRecord({**averaged(figures)})
 
     @property
-    def _envelope(self) -> dict[str, Any]:
+    def envelope(self) -> dict[str, Any]:
         """The entries of every message of a round."""
         targets = None if self.ledger.targets is None else json.dumps(self.ledger.targets.to_dict())
         own = {"experiment": self.experiment, "nonce": self.nonce, "round": self.ledger.server.round}
@@ -275,6 +296,8 @@ class BayesianADMM(Strategy):
         """Run one round; return its record, λ_g, and the figures that Flower shows."""
         began = time.perf_counter()
         self.roster.gather(grid, self.ledger)
+        self._hold_out()
+        self.ledger.calibration = None  # that of fewer rounds
         if self.roster.standardise:
             assert self.network is not None
             self.ledger.standardise()
@@ -314,6 +337,12 @@ class BayesianADMM(Strategy):
             seed=self.draws.evaluation(round),
         )
         return {**figures, "evaluation_seconds": time.perf_counter() - began}
+
+    def _hold_out(self) -> None:
+        """Decide before the first round what sites leave out of training; those who come later do the same."""
+        if self.ledger.server.round == 0:
+            self.ledger.fold = None
+            self.ledger.fold = self.fold or part_held_out(self.mode, self.loss, int(self.ledger.total))
 
     def _stop_if_nobody_counts(self) -> None:
         """Stop a run after three rounds in a row in which no client counted."""

@@ -2,6 +2,8 @@
 
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -14,6 +16,17 @@ logger: logging.Logger = logging.getLogger("fedual")
 FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 LARGE = 10.0
 """Warn if the input RMS exceeds this."""
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Keep checks from warning of what a run with the same data has warned of."""
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def check(losses: Minibatches, test: tuple[Tensor, Tensor] | None = None) -> None:

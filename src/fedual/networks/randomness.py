@@ -24,7 +24,7 @@ from fedual.errors import InputError
 
 Mode = Literal["shared", "shared-fixed", "independent"]
 MODES: tuple[str, ...] = get_args(Mode)
-NOISE, ORDER, DROPOUT, PARTICIPANTS, EVALUATION = range(5)
+NOISE, ORDER, DROPOUT, PARTICIPANTS, EVALUATION, HELD_OUT = range(6)
 
 
 def digest(*key: int) -> int:
@@ -105,6 +105,10 @@ class Draws:
             return philox.uniform(like.new_empty(1, size), key, at, who)[0]
         source = generator(like.device, self.seed, DROPOUT, round, step, client)
         return torch.rand(size, generator=source, dtype=like.dtype, device=like.device)
+
+    def held_out(self, client: int, size: int) -> Tensor:
+        """The order in which a client of this size would hold its examples out, on the CPU."""
+        return torch.randperm(size, generator=generator("cpu", self.seed, HELD_OUT, client))
 
     def evaluation(self, round: int) -> int:
         """The seed of the draws of θ with which a round is evaluated."""

@@ -7,6 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from fedual.calibration import AT, HANDED_OVER, Calibration, tempered
 from fedual.errors import DataError, InputError
 from fedual.report.elements import colours
 from fedual.rundir import RunDirectory, artifacts
@@ -28,6 +29,8 @@ PLACES = {
     "_mc_clients": "on clients' data, under q_g",
 }
 """Suffixes of metrics in a record: what was evaluated, and on which data."""
+FINAL = {end: AT[end] for end in HANDED_OVER.values()}
+"""Suffixes of the posterior that is handed over, which only the last record has."""
 
 TRAINING = ("batch_size", "local_epochs", "local_steps", "schedule", "decay", "participation", "noise", "order")
 POINT_FAMILIES = ("Isotropic", "FixedPrecision")  # their precision is fixed: only a mean is learned
@@ -72,6 +75,7 @@ class RunData:
     clients: dict[str, Any] | None = None
     test: Evidence | None = None
     regression: dict[str, Any] | None = None  # how its noise fits the test set
+    calibration: Calibration | None = None
     posterior: bool = False  # the folder has one
     diverged: str | None = None  # why the run could not continue
     name: str = ""  # on the page
@@ -124,12 +128,11 @@ class RunData:
         return None if self.is_point or tau is None or tau <= 0 else tau
 
     @property
-    def temperature(self) -> str:
-        """The temperature and its meaning in words; empty where there is none."""
-        if self.tau is None:
-            return ""
-        times = "once" if self.tau == 1 else f"{float(f'{1 / self.tau:.3g}'):,.15g} times"
-        return f"τ = {self.tau:.3g}: every example counts {times}"
+    def about(self) -> str:
+        """What the uncertainties of its posterior rest on, in words; empty if there is nothing to know."""
+        if self.calibration is not None:
+            return str(self.calibration)
+        return "" if self.tau is None or self.config.get("posterior") == "bayes" else tempered(self.tau)
 
     @property
     def sites(self) -> list[str]:
@@ -182,7 +185,9 @@ class RunData:
     def last(self) -> dict[str, float]:
         """The last value of every metric that some round has."""
         columns = {f"{name}{place}": self.column(f"{name}{place}") for name in METRICS for place in PLACES}
-        return {key: column[-1] for key, column in columns.items() if column}
+        own = {name + end: number(self.history[-1], name + end) for name in METRICS for end in FINAL if self.history}
+        found = {key: column[-1] for key, column in columns.items() if column}
+        return found | {key: value for key, value in own.items() if value is not None}
 
 
 def read(path: Path) -> RunData:
@@ -197,8 +202,8 @@ def read(path: Path) -> RunData:
     history = [{**record, "sent": total or None} for record, total in zip(records, sent, strict=True)]
     has_posterior = (path / "posterior.safetensors").exists()
     test, end = artifacts.read_test(path), artifacts.read_end(path)
-    noise = artifacts.read_regression(path)
-    return RunData(path, run.config, environment, history, clients, test, noise, has_posterior, end)
+    noise, calibration = artifacts.read_regression(path), artifacts.read_calibration(path)
+    return RunData(path, run.config, environment, history, clients, test, noise, calibration, has_posterior, end)
 
 
 def named(runs: Sequence[RunData]) -> list[RunData]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedual.report.elements import Axis, Bar, Line, Plot, Section, Table, axis, colours, percent, short
-from fedual.report.run_data import METRICS, PLACES, RunData, number
+from fedual.report.run_data import FINAL, METRICS, PLACES, RunData, number
 from fedual.report.verdict import absences
 from fedual.rundir.artifacts import Evidence
 
@@ -39,11 +39,11 @@ def _ranges(rounds: list[int]) -> str:
 def last_metrics(runs: Sequence[RunData]) -> Table | None:
     """The last metrics, with a row for each run and kind of evaluation; None if there are none."""
     last = [run.last() for run in runs]
-    names = [name for name in METRICS if any(name + end in own for end in PLACES for own in last)]
+    names = [name for name in METRICS if any(name + end in own for end in PLACES | FINAL for own in last)]
     rows = [
         [run.label(meaning, runs), *(_metric(name, own.get(name + end)) for name in names)]
         for run, own in zip(runs, last, strict=True)
-        for end, meaning in PLACES.items()
+        for end, meaning in (PLACES | FINAL).items()
         if any(name + end in own for name in names)
     ]
     caption = "Last metrics of every run"

@@ -121,8 +121,10 @@ def _notes(run: RunData) -> Iterator[Remark]:
         yield Remark("note", "No test set", "The run had none: there are residuals, but no metrics.")
     if run.is_point:
         yield Remark("note", "A point", "This method learns a mean only: there is no q_g to be uncertain with.")
-    elif run.tau is not None and run.tau < 1:
-        yield Remark("note", "Tempered", f"{run.temperature}, so q_g is surer than the posterior of these data.")
+    if run.calibration is not None:
+        yield Remark("good", "Calibrated", run.about[0].upper() + run.about[1:])
+    elif run.about:
+        yield Remark("note", "Tempered", run.about)
 
 
 def absences(run: RunData) -> list[Absence]:

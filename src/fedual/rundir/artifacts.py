@@ -3,8 +3,9 @@
 clients.json       shape and type of an input, mean and standard deviation over all clients (`fedual.networks.moments`);
                    the number of examples of each client, in total and by class
 regression.json    of a regression: σ, and on the test set the NLL with it and how many targets its 95 % intervals cover
-test.safetensors   labels of the test set, class probabilities under q_g with their entropy and mutual information,
-                   and the inputs with the highest entropy
+calibration.json   of a calibrated run: `fedual.calibration.Calibration`
+test.safetensors   labels of the test set, class probabilities of the posterior that is handed over, their entropy and
+                   mutual information, and the inputs with the highest entropy
 diverged.txt       why the run stopped early
 """
 
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedual.errors import DataError
+from fedual.calibration import Calibration
+from fedual.errors import DataError, InputError
 from fedual.metrics import Prediction, RegressionPrediction
 from fedual.networks import Clients
 from fedual.networks.moments import Moments
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 
 SHOWN = 24  # test inputs that are kept
 CLIENTS, TEST, REGRESSION, END = "clients.json", "test.safetensors", "regression.json", "diverged.txt"
-OF_THE_END = TEST, REGRESSION, END
+CALIBRATION, POSTERIOR = "calibration.json", "posterior.safetensors"
+OF_THE_END = TEST, REGRESSION, CALIBRATION, END
 """Files that a run writes when it ends."""
 INTERVAL = 0.95
 """The probability of the intervals whose coverage is kept."""
@@ -133,6 +136,21 @@ def read_test(folder: Path) -> Evidence | None:
         return Evidence(**load_file(path))
     except (OSError, SafetensorError, TypeError) as error:
         raise DataError(f"{path} is damaged ({error}): delete it to go on without it.") from None
+
+
+def write_posterior(folder: Path, posterior: "Posterior") -> None:
+    """Write the posterior that is handed over, and its calibration for those who only want to know of it."""
+    posterior.save(folder / POSTERIOR)
+    if posterior.calibration is not None:
+        store(folder / CALIBRATION, json.dumps(posterior.calibration.to_dict()).encode(), REMAINS)
+
+
+def read_calibration(folder: Path) -> Calibration | None:
+    """The calibration that `write_posterior` wrote; None if there is none."""
+    try:
+        return Calibration.from_dict(read_json(folder / CALIBRATION))
+    except (InputError, KeyError, TypeError) as error:
+        raise DataError(f"{folder / CALIBRATION} lacks figures ({error}): delete it to go on without it.") from None
 
 
 def write_end(folder: Path, reason: str) -> None:

@@ -22,6 +22,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[Difference]:
     before, after = old.get("rounds"), new.get("rounds")
     if isinstance(before, int) and isinstance(after, int) and before <= after:
         new = {**new, "rounds": before}
+    if "posterior" in new:  # older runs handed q_g over as it was trained
+        old = {"posterior": "point", **old}
     if "examples" in new:  # older runs did not store it; the number of examples follows from `data`
         old = {**old, "examples": old.get("examples", new["examples"])}
     return list(_differences(_comparable(old), _comparable(new), ""))

@@ -12,6 +12,7 @@ A run appends the record of a round, then saves its snapshot (not after every ro
 
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,12 @@ class RunDirectory:
                     file.truncate(size)
                 raise
 
+    def amend(self, more: dict[str, Any]) -> None:
+        """Add figures to the record of the last round."""
+        *rest, last = self.history()
+        content = "".join(json.dumps(without_nan(record)) + "\n" for record in (*rest, last | more)).encode()
+        atomic.store(self._metrics, content, self._remains())
+
     def history(self) -> list[dict[str, Any]]:
         """The records so far, without a last line that a kill cut short."""
         try:
@@ -127,12 +134,13 @@ class RunDirectory:
                 raise DataError(f"Line {number} of {self._metrics} is no record: restore or remove it.") from None
         return records
 
-    def rewind(self, round: int) -> None:
+    def rewind(self, round: int, dropped: Callable[[str], bool] = lambda key: False) -> None:
         """Make the folder agree with the snapshot of `round` (0 without a snapshot) before a run is resumed.
 
-        Removes the records of later rounds, and the remains of other snapshots.
+        Removes the records of later rounds, the figures that are `dropped`, and the remains of other snapshots.
         """
-        kept = [record for record in self.history() if record["round"] <= round]
+        earlier = (record for record in self.history() if record["round"] <= round)
+        kept = [{key: value for key, value in record.items() if not dropped(key)} for record in earlier]
         content = "".join(json.dumps(record) + "\n" for record in kept).encode()
         atomic.store(self._metrics, content, self._remains())
         checkpoint.clean(self.path)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedual import data, models, settings
+from fedual.calibration import require_mode
 from fedual.data import partition, user_files
 from fedual.errors import InputError
 from fedual.fitting import fit
@@ -86,10 +87,10 @@ def execute(
     """Run a scenario with one seed, from which initialisation, subset, split and training follow.
 
     `root` and `validation` are those of `materialise`, device and engine those of `fedual.settings.Execution`;
-    `options` are further arguments of `fedual.fit`: out, resume, callbacks.
+    `options` are further arguments of `fedual.fit`: out, resume, callbacks, or a posterior other than the scenario's.
     """
     problem, how = _arguments(scenario, seed, root, validation, device=device, engine=engine)
-    return fit(*problem, **how, **options)
+    return fit(*problem, **{**how, **options})
 
 
 def execute_on_flower(
@@ -115,6 +116,7 @@ def _arguments(
     """The positional arguments of `fedual.fit`, and those by name."""
     method, sections = scenario.spec(), settings.split(scenario.train)  # settings out of range are refused first
     how = {"loss": _loss(scenario), "seed": seed, "local": sections["training"], "evaluation": sections["evaluation"]}
+    how["posterior"] = require_mode(scenario.train.get("posterior", "calibrated"))
     how["execution"] = replace(sections["execution"], **execution)
     model, clients, test = materialise(scenario, seed, root, validation)
     return (model, clients, method, scenario.train["rounds"]), {**how, "test": test}

@@ -3,7 +3,7 @@
 [data]     name, or the user's file or sites and how to read them; fraction of the training examples to use
 [split]    kind (dirichlet | homogeneous | two-class), clients, settings of the kind; or kind (sites | column)
 [model]    name, settings of `fedual.models.build`; or the user's function, module:function, and its arguments
-[train]    rounds, loss, and the settings of `fedual.settings`
+[train]    rounds, loss, posterior, and the settings of `fedual.settings`
 [method.NAME]         settings of `fedual.methods.build`; [method.NAME.train] wins over [train]
 [preset.NAME.TABLE]   overrides TABLE if the preset is chosen
 [sweep.NAME]          lists of values to try; every combination is a trial

@@ -39,11 +39,11 @@ LAYERED = (*REQUIRED, "method")
 
 
 def train_keys() -> Keys:
-    """What [train] may contain: the settings of a run (`fedual.settings`), its number of rounds and its loss."""
+    """What [train] may contain: the settings of a run (`fedual.settings`), its rounds, its loss and its posterior."""
     from fedual import settings
 
     literals = {name: str if get_origin(kind) is Literal else kind for name, kind in settings.flat_kinds().items()}
-    return {"rounds": int, **literals, "loss": str}
+    return {"rounds": int, **literals, "loss": str, "posterior": str}
 
 
 def check_file(document: Table, where: str) -> None:

@@ -58,7 +58,7 @@ def compare(
         row: Table = {"method": scenario.method, "trials": [], "chosen": None, "runs": [], "summary": summary([])}
         rows.append(row)
         for number, (settings, trial) in enumerate(tried, 1):
-            done = one(trial, TUNING_SEED, f"trial {number}/{len(tried)}", validation=VALIDATION)
+            done = one(trial, TUNING_SEED, f"trial {number}/{len(tried)}", validation=VALIDATION, posterior="point")
             row["trials"].append({"settings": settings, **done})
             changed(report)
         if sweep:

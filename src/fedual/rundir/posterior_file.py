@@ -1,0 +1,40 @@
+"""The file of a posterior, in its present form and the first one."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedual.errors import DataError
+from fedual.rundir.checksum import parse, verify
+
+FORMAT, FORMAT_1 = "fedual-posterior-2", "fedual-posterior-1"
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a file says about a posterior, and its tensors."""
+    try:
+        content = path.read_bytes()
+        about, tensors = parse(content)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error}): give a file that `save` wrote.") from None
+    except ValueError as error:
+        raise DataError(f"{path} is damaged or not a safetensors file ({error}): save it again.") from None
+    form, digest = about.pop("format", None), about.pop("sha256", None)
+    if form not in (FORMAT, FORMAT_1):
+        raise DataError(f"{path} has the format {form!r}, not {FORMAT!r}: give a file that this version can read.")
+    if not (verify(content) if form == FORMAT else digest == _digest_1(tensors, about)):
+        raise DataError(f"{path} is damaged (its checksum is wrong): save it again.")
+    return {name: json.loads(value) for name, value in about.items()}, tensors
+
+
+def _digest_1(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
+    """The checksum of `FORMAT_1`, which covers the content rather than the bytes of the file."""
+    digest = hashlib.sha256(json.dumps(sorted(about.items())).encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
