@@ -54,7 +54,7 @@ class Cell:
         try:
             run = fedual.fit(
                 table.model, table.sites, spec, rounds, loss=table.loss, seed=self.seed, local=LOCAL,
-                execution=Execution(device="cpu"), evaluation=Evaluation(rounds, 0),
+                execution=Execution(device="cpu", compile=False), evaluation=Evaluation(rounds, 0),
             )  # fmt: skip
             figures = measure(run.posterior, table)
         except FedualError as problem:
