@@ -1,12 +1,10 @@
 """A cell: a table, a method with settings, and a seed."""
 
-import math
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 import fedual
 from fedual import methods
@@ -43,9 +41,7 @@ class Cell:
 
     def resolved(self, table: Table) -> Method:
         """The method with the numbers that its rules have now."""
-        sizes = [len(y) for _, y in table.sites]
-        steps = LOCAL.average_steps(len(sizes), sum(sizes))
-        return resolve(methods.spec(self.method, **self.settings), Federation(len(sizes), sum(sizes), steps=steps))
+        return resolved(self.method, self.settings, [len(y) for _, y in table.sites])
 
     def run(self, table: Table, rounds: int = ROUNDS) -> dict[str, Any]:
         """Train and measure: the record."""
@@ -65,6 +61,12 @@ class Cell:
             "parameters": sum(p.numel() for p in table.model.parameters()), **figures, "error": error,
             "seconds": round(time.perf_counter() - start, 2),
         }  # fmt: skip
+
+
+def resolved(method: str, settings: dict[str, Any], sizes: list[int]) -> Method:
+    """A method with the numbers that its rules have now for sites of these sizes."""
+    steps = LOCAL.average_steps(len(sizes), sum(sizes))
+    return resolve(methods.spec(method, **settings), Federation(len(sizes), sum(sizes), steps=steps))
 
 
 def measure(posterior: fedual.Posterior, table: Table) -> dict[str, float]:

@@ -121,9 +121,7 @@ def _sklearn(name: str, classes: bool = True) -> Callable[[], Rows]:
     return load
 
 
-def _statsmodels(
-    name: str, target: str, above: float | None = None, drop: tuple[str, ...] = ()
-) -> Callable[[], Rows]:
+def _statsmodels(name: str, target: str, above: float | None = None, drop: tuple[str, ...] = ()) -> Callable[[], Rows]:
     """A table of statsmodels: the target, or whether it is above a number; the rest are the inputs."""
 
     def load() -> Rows:
