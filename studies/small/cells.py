@@ -1,7 +1,7 @@
 """A cell: a table, a method with settings, and a seed."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ import torch
 import fedual
 from fedual import methods
 from fedual.algorithm import Method
+from fedual.calibration import Mode
 from fedual.defaults import Federation, resolve
 from fedual.errors import FedualError
 from fedual.settings import Evaluation, Execution, LocalTraining
@@ -18,11 +19,12 @@ SAMPLES = 32
 LOCAL, ROUNDS = LocalTraining(), 50
 WARM = {"rho": 1.0, "tau": 1.0, "damping": 1.0}
 BASELINES = "fedavg", "fedprox", "feddyn"
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "ivon-admm": ("ivon-admm", {}),
-    "ivon-admm tau=rho=damping=1": ("ivon-admm", WARM),
-    **{name: (name, {}) for name in BASELINES},
-    **{f"{name} lr=1e-3": (name, {"lr": 1e-3}) for name in BASELINES},
+METHODS: dict[str, tuple[str, dict[str, Any], Mode]] = {
+    "ivon-admm": ("ivon-admm", {}, "point"),
+    "ivon-admm calibrated": ("ivon-admm", {}, "calibrated"),
+    "ivon-admm tau=rho=damping=1": ("ivon-admm", WARM, "point"),
+    **{name: (name, {}, "point") for name in BASELINES},
+    **{f"{name} lr=1e-3": (name, {"lr": 1e-3}, "point") for name in BASELINES},
 }
 
 
@@ -34,6 +36,7 @@ class Cell:
     method: str
     settings: dict[str, Any]
     seed: int
+    posterior: Mode = "point"
 
     def load(self) -> Table:
         """The table."""
@@ -49,14 +52,15 @@ class Cell:
         spec = methods.spec(self.method, **self.settings)
         try:
             run = fedual.fit(
-                table.model, table.sites, spec, rounds, loss=table.loss, seed=self.seed, local=LOCAL,
-                execution=Execution(device="cpu", compile=False), evaluation=Evaluation(rounds, 0),
+                table.model, table.sites, spec, rounds, loss=table.loss, seed=self.seed, posterior=self.posterior,
+                local=LOCAL, execution=Execution(device="cpu", compile=False), evaluation=Evaluation(rounds, 0),
             )  # fmt: skip
             figures = measure(run.posterior, table)
         except FedualError as problem:
             error = str(problem)
         return {
             "table": self.table, "method": self.method, "settings": self.settings, "seed": self.seed, "rounds": rounds,
+            "posterior": self.posterior,
             "resolved": self.resolved(table).to_dict(), "sizes": [len(y) for _, y in table.sites],
             "parameters": sum(p.numel() for p in table.model.parameters()), **figures, "error": error,
             "seconds": round(time.perf_counter() - start, 2),
@@ -70,11 +74,11 @@ def resolved(method: str, settings: dict[str, Any], sizes: list[int]) -> Method:
 
 
 def measure(posterior: fedual.Posterior, table: Table) -> dict[str, float]:
-    """Accuracy or RMSE, and NLL, on the test rows: at the mean, and under q_g with the suffix `_mc`."""
+    """Accuracy or RMSE, and NLL, on the test rows: at the mean, and as handed over with the suffix `_mc`."""
     x, y = table.test
-    figures = {}
-    for suffix, samples in (("", 0), ("_mc", SAMPLES)):
-        predicted: Any = posterior.predict(x, samples=samples)
+    figures, at_mean = {}, replace(posterior, calibration=None)
+    for suffix, q, samples in (("", at_mean, 0), ("_mc", posterior, SAMPLES)):
+        predicted: Any = q.predict(x, samples=samples)
         if table.loss == "cross_entropy":
             p = predicted.probabilities.double().clamp(min=1e-300)
             found = {"accuracy": float((p.argmax(-1) == y).double().mean())}

@@ -29,8 +29,9 @@ def spread(values: Sequence[float]) -> Spread:
 
 def by_seed(lines: Sequence[Record], table: str, name: str, key: str) -> dict[int, float]:
     """A figure of a method by seed, from records with the numbers of today's rules or, for `BEFORE`, of others."""
-    method, settings = METHODS[name.removeprefix(BEFORE)]
-    mine = [line for line in lines if (line["table"], line["method"], line["settings"]) == (table, method, settings)]
+    kind = METHODS[name.removeprefix(BEFORE)]
+    of = lambda line: (line["method"], line["settings"], line.get("posterior", "point"))
+    mine = [line for line in lines if line["table"] == table and of(line) == kind]
     return {line["seed"]: line[key] for line in mine if key in line and current(line) != name.startswith(BEFORE)}
 
 

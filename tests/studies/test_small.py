@@ -25,7 +25,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
 
     def run(self: Cell, table: Table) -> dict:
         seen.append(self)
-        return line(self.table, self.method, self.settings, self.seed, 0.5)
+        return line(self.table, self.method, self.settings, self.seed, 0.5) | {"posterior": self.posterior}
 
     monkeypatch.setattr(Cell, "load", lambda self: nothing)
     monkeypatch.setattr(Cell, "run", run)
