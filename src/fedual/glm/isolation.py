@@ -49,8 +49,10 @@ def nearly_constant(columns: Tensor, least: int) -> Tensor:
     """
     enough = len(columns) >= 2 * least - 1
     common = columns[: 2 * least - 1].median(0).values if enough else columns.mode(0).values
-    others = (columns != common).sum(0)
-    return (others > 0) & (others < least)
+    few = (columns[:CHUNK] != common).sum(0) < least  # most columns are found to vary by their first rows
+    others = (columns[:, few] != common[few]).sum(0)
+    few[few.clone()] = (others > 0) & (others < least)
+    return few
 
 
 def singled_out(columns: Tensor, most: int) -> bool:
@@ -113,8 +115,10 @@ def groups(columns: Tensor, least: int, unknowns: int) -> Groups:
         unknowns: Values in each row that the fit depends on, the response's and those of the two columns included.
     """
     low, high = columns.amin(0), columns.amax(0)
-    varies = low < high
-    binary = (varies & ((columns == low) | (columns == high)).all(0)).nonzero().ravel()
+    varies, two = low < high, lambda part, j: ((part[:, j] == low[j]) | (part[:, j] == high[j])).all(0)
+    binary = varies.nonzero().ravel()
+    for part in (columns[:CHUNK], columns):  # the first rows leave out most of the others
+        binary = binary[two(part, binary)]
     ones = (columns[:, binary] == high[binary]).to(columns.dtype)
     states = torch.stack([1 - ones, ones], 2).flatten(1)  # (N, 2b): both values of every column
     counts = (states.mT @ states).long()

@@ -7,6 +7,7 @@ formulaic multiplies factors, and drops a level where the columns would be colli
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from fedual.glm.expressions import Call, Columns
 from fedual.glm.formula import Formula
 from fedual.glm.splines import MAX_KNOTS
 
-CHUNK = 16_384
-"""Rows at a time: what formulaic makes of them stays small beside the design."""
+CHUNK, BLOCK = 32_768, 1024
+"""Rows that expressions see at a time, which take little memory, and rows that are written at a time, in the cache."""
 MAX_COLUMNS = 5_000
 """Of a design: a Hessian has then 200 MB."""
 ONE = np.array(1.0)
@@ -112,8 +113,10 @@ def fill(out: np.ndarray, formula: Formula, rows: Columns) -> None:
     factors = [term.factors[0].expr for term in terms if len(term.factors) == 1]
     arrays = [values.get(factor, ONE) for factor in factors]
     if len(factors) == len(terms) and all(type(array) is np.ndarray and array.ndim < 2 for array in arrays):
-        for j, array in enumerate(arrays):  # nothing to multiply or to encode: this is three times as fast
-            out[:, j] = array
+        for start in range(0, len(out), BLOCK):  # nothing to multiply or to encode: this is three times as fast
+            rows_of = slice(start, start + BLOCK)
+            for j, array in enumerate(arrays):
+                out[rows_of, j] = array if array is ONE else array[rows_of]
     else:
         out[:] = _product(formula, values, len(out))
 
@@ -137,6 +140,14 @@ def _product(formula: Formula, values: Mapping[str, Any], length: int) -> Any:
 
 def names(formula: Formula, kinds: Mapping[str, Kind], known: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """The names of the design's columns, whatever the data."""
+    return _names(formula, tuple(kinds.items()), tuple((name, tuple(found)) for name, found in known.items()))
+
+
+@lru_cache(maxsize=8)  # a site makes its design anew for many messages
+def _names(
+    formula: Formula, kind_items: tuple[tuple[str, Kind], ...], level_items: tuple[tuple[str, tuple[str, ...]], ...]
+) -> tuple[str, ...]:
+    kinds, known = dict(kind_items), dict(level_items)
     size = sum(math.prod(_width(formula, factor.expr, known) for factor in term.factors) for term in formula.terms)
     if size > MAX_COLUMNS:
         raise InputError(f"The design would have up to {size} columns: use at most {MAX_COLUMNS}.")
