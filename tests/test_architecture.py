@@ -101,6 +101,7 @@ def test_the_walk_is_short_and_passes_through_what_there_is(function: str, fewes
     for hop in hops:
         for module in re.findall(r"`(\w[\w/]*)(?:\.py`|\.\w+`)", hop):
             path = SRC / f"{module}.py"
+            assert list(SRC.rglob(f"{module}.py")), hop
             if path.exists():
                 passed.add(module)
                 for name in re.findall(r"`(\w+)`", hop.partition(":")[0].partition(f"{module}.py")[2]):

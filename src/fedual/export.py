@@ -65,7 +65,7 @@ def save_program(path: str | os.PathLike[str], predictor: Averaged, x: Tensor) -
         cause = f"torch.export cannot follow the model with inputs {tuple(x.shape)} of {x.dtype} ({in_one_line(error)})"
         remedy = "give stored inputs, and a model whose steps depend neither on their values nor on their number"
         raise InputError(f"{cause}: {remedy}.") from error
-    with writing(path, predictor.thetas.nbytes, "what was there before is intact"), replacing(path) as temporary:
+    with writing(path, predictor.thetas.nbytes), replacing(path) as temporary:
         with temporary.open("wb") as file:
             torch.export.save(program, file)
         sync(temporary)

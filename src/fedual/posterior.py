@@ -277,7 +277,7 @@ class Posterior:
             raise InputError(f"{recipe} cannot be stored as JSON ({error}): use plain values.") from None
         # copies, because safetensors refuses tensors that share memory
         tensors = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-        store(Path(path), seal(tensors, {"format": FORMAT} | text), "what was there before is intact")
+        store(Path(path), seal(tensors, {"format": FORMAT} | text))
 
     @classmethod
     def load(

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import grad
 
 from fedual.backends.kernels.grids import Geometry
 
@@ -31,28 +32,31 @@ def filters(taps: Tensor, sides: tuple[int, int]) -> Tensor:
     return taps.unflatten(0, (*sides, -1)).permute(3, 2, 0, 1)
 
 
+def moves(geometry: Geometry) -> list[Any]:
+    """Stride, padding and dilation, which `torch.nn.grad` declares as numbers and takes as pairs, too."""
+    return list(geometry[1:])
+
+
 def correlate(x: Tensor, taps: Tensor, geometry: Geometry, bias: Tensor | None = None) -> Tensor:
-    sides, *moves = geometry
-    return each(lambda x, taps, bias: last(F.conv2d(first(x), filters(taps, sides), bias, *moves)), x, taps, bias)
+    def one(x: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
+        return last(F.conv2d(first(x), filters(taps, geometry.sides), bias, *moves(geometry)))
+
+    return each(one, x, taps, bias)
 
 
 def transposed(slope: Tensor, mirrored: Tensor, geometry: Geometry, size: tuple[int, int]) -> Tensor:
-    sides, *moves = geometry
-
     def one(slope: Tensor, mirrored: Tensor) -> Tensor:
-        weight = filters(mirrored, sides).flip(2, 3).transpose(0, 1)
+        weight = filters(mirrored, geometry.sides).flip(2, 3).transpose(0, 1)
         shape = len(slope), weight.shape[1], *size
-        return last(torch.nn.grad.conv2d_input(shape, weight, first(slope), *moves))
+        return last(grad.conv2d_input(shape, weight, first(slope), *moves(geometry)))
 
     return each(one, slope, mirrored)
 
 
 def outer(x: Tensor, slope: Tensor, geometry: Geometry, bias: bool) -> Tensor:
-    (K, L), *moves = geometry
-
     def one(x: Tensor, slope: Tensor) -> Tensor:
-        shape = slope.shape[-1], x.shape[-1], K, L
-        weight = torch.nn.grad.conv2d_weight(first(x), shape, first(slope), *moves)
+        shape = slope.shape[-1], x.shape[-1], *geometry.sides
+        weight = grad.conv2d_weight(first(x), shape, first(slope), *moves(geometry))
         rows = weight.permute(2, 3, 1, 0).flatten(0, 2)
         return (torch.cat([rows, slope.sum((0, 1, 2))[None]]) if bias else rows)[None]
 

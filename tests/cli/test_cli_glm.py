@@ -72,6 +72,8 @@ def test_robust_standard_errors(folder: Path):
 def test_names_of_sites(folder: Path):
     done = fedual(folder, "glm", FORMULA, "a=north.csv", "b=north.csv", "--family", "binomial", "--json")
     assert last(done.out)["sites"] == ["a", "b"]
+    done = fedual(folder, "glm", FORMULA, "north.csv", "b=north.csv", "--family", "binomial", "--json")
+    assert last(done.out)["sites"] == ["north", "b"]
 
 
 OPTIONS = {
@@ -115,6 +117,12 @@ MISTAKES = {
     "no formula": (["sick", *FILES], "sick"),
     "code": (["sick ~ __import__('os')", *FILES], "__import__"),
     "one name twice": ([FORMULA, "north.csv", "north.csv"], "north"),
+    "one given name twice": ([FORMULA, "a=north.csv", "a=south.csv"], "the name 'a': name each of them by NAME=FILE"),
+    "a level twice": ([FORMULA, *FILES, "--levels", "sex=male,male,female"], "the level 'male' of 'sex' twice"),
+    "a level of no row": (
+        [FORMULA, *FILES, "--levels", "sex=male,female,other"],
+        "[T.other]' is constant at all sites, to twelve digits: leave that level out",
+    ),
     "a level beyond 1": ([FORMULA, *FILES, "--level", "95"], "level = 95"),
     "unknown errors": ([FORMULA, *FILES, "--robust", "hc3"], "robust = 'hc3': did you mean 'hc0'"),
     "levels without a name": ([FORMULA, *FILES, "--levels", "male,female"], "levels = 'male,female': name a variable"),

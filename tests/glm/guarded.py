@@ -1,13 +1,14 @@
 """A logistic site in NumPy whose answers pass through a `Guard`, as those of `fedual.glm.site.Site` do."""
 
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from attacks import Array, Evaluate
 
+from fedual.glm.design import Design
 from fedual.glm.guards import Guard, Guards
 
 OFF = Guards(
@@ -17,23 +18,11 @@ OFF = Guards(
 """Rules that refuse nothing."""
 
 
-@dataclass
-class Design:
-    """A site's design matrix."""
-
-    x: torch.Tensor
-    y: torch.Tensor
-    weights: torch.Tensor
-    offset: torch.Tensor
-    trials: torch.Tensor
-    row_digests: np.ndarray
-
-
 def design(x: Array, y: Array, rows: np.ndarray | None = None, weights: Array | None = None) -> Design:
     ones = torch.ones(len(x))
-    digests = np.arange(len(x)) if rows is None else rows
     weight = ones if weights is None else torch.tensor(weights)
-    return Design(torch.tensor(x), torch.tensor(y), weight, 0 * ones, ones, digests.astype(np.uint64))
+    frame = pd.DataFrame({"row": np.arange(len(x)) if rows is None else rows})
+    return Design(torch.tensor(x), torch.tensor(y), weight, 0 * ones, ones, np.arange(len(x)), frame, {})
 
 
 def names(x: Array) -> list[str]:

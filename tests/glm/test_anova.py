@@ -9,7 +9,9 @@ from pooled import ALL, FORMULA, pooled, simulated
 from scipy import stats
 
 from fedual.errors import InputError
-from fedual.glm.result import Estimate, Fit, anova
+from fedual.glm.anova import anova
+from fedual.glm.figures import Estimate
+from fedual.glm.result import Fit
 
 
 def fits(family: str = "gaussian") -> tuple[Fit, Fit]:

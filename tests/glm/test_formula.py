@@ -79,6 +79,7 @@ SENSELESS = {
     "scaled response": "scale(y) ~ x",
     "response on the right": "y ~ x + y",
     "no terms": "y ~ 0",
+    "no right side": "y ~ ",
     "no argument": "y ~ scale()",
     "unknown option": "y ~ bs(x, dff=3)",
     "option twice": "y ~ bs(x, 5, df=5)",
@@ -242,6 +243,9 @@ class TestNothingIsEvaluated:
         ("y ~ x + (1|site)", r"'\|' is not allowed: use ~ .* and \( \)\."),
         ("y ~ x + offset(log(t))", r"give offset= instead"),
         ("y ~ ns(x, 4)", r"use cr\("),
+        ("cbind(y, n) ~ x", r"trials= instead"),
+        ("y ~ factor(x)", r"use C\(x\)"),
+        ("y ~ I(x^2)", r"powers as x\*\*2"),
     ],
 )
 def test_what_r_writes_otherwise_has_a_remedy(text: str, remedy: str):

@@ -296,8 +296,8 @@ def test_a_small_level_uses_that_budget_too(tmp_path: Path):
 
 def test_rounds_of_a_fit_are_counted_over_processes(tmp_path: Path):
     made = design(*table(1000, 4))
-    assert charge_until_refused(guard(tmp_path), made, 1, fit="one") == 8
-    assert charge_until_refused(guard(tmp_path), made, 1, reply="new", fit="two") == 8
+    assert charge_until_refused(guard(tmp_path), made, 1, fit="one") == Guards().max_rounds
+    assert charge_until_refused(guard(tmp_path), made, 1, reply="new", fit="two") == Guards().max_rounds
     accept_and_charge(guard(tmp_path), made, "no round", 1)
 
 

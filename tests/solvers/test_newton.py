@@ -6,6 +6,7 @@ from problems import full_gaussian, normal
 from scipy.optimize import minimize
 
 from fedual import algorithm, methods
+from fedual.algorithm.round import subproblem
 from fedual.errors import DomainError, InputError, NotConvergedError
 from fedual.families import Diagonal, Full
 from fedual.solvers import Exact, Linear, Newton, Stack
@@ -25,7 +26,7 @@ def problem(losses, rho: float = 1.0, eta_scale: float = 0.1, tau: float = 1.0):
     roots = eta_scale * normal((k, dim, dim), 6).double()
     eta = family.natural(normal((k, dim), 7).double(), roots @ roots.mT)
     method = algorithm.Method(family, Newton(tol=1e-24), algorithm.Natural(rho), algorithm.Blend(), rho, tau)
-    return algorithm.round.subproblem(method, algorithm.Broadcast(lam_g), algorithm.ClientState(eta, None, {}), losses)
+    return subproblem(method, algorithm.Broadcast(lam_g), algorithm.ClientState(eta, None, {}), losses)
 
 
 @pytest.mark.parametrize("rho", [1.0, 0.3])

@@ -90,7 +90,7 @@ def glm(
         typer.echo(f"\nwrote {out}/fit.json, figures.json, table.csv, summary.txt and summary.html")
     if as_json:
         content = {
-            "formula": fit.formula, "family": fit.family, "link": fit.link, "n": fit.n,
+            "formula": fit.formula, "family": fit.family, "link": fit.link, "event": fit.schema.event, "n": fit.n,
             "sites": [site.name for site in fit.sites],
             "coefficients": fit.summary(level).frame().reset_index().to_dict("records"),
             "level": level, "robust": robust,
@@ -102,7 +102,16 @@ def glm(
         typer.echo(json.dumps(without_nan(content)))
 
 
-def _sites(tables: list[str]) -> list[str] | dict[str, str]:
-    """Files, with names where all of them have one."""
-    named = {name: path for name, _, path in (text.partition("=") for text in tables) if path}
-    return named if len(named) == len(tables) else tables
+def _sites(tables: list[str]) -> dict[str, str]:
+    """Files by name: their own, unless it is given."""
+    from fedual.errors import InputError
+
+    found: dict[str, str] = {}
+    for text in tables:
+        name, _, path = text.partition("=")
+        if not path or Path(text).exists():
+            name, path = Path(text).stem, text
+        if name in found:
+            raise InputError(f"Two sites have the name {name!r}: name each of them by NAME=FILE.")
+        found[name] = path
+    return found

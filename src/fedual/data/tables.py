@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -119,17 +120,23 @@ def _csv(path: Path) -> dict[str, np.ndarray]:
     return {name: np.array([row[i] for row in rows], str) for i, name in enumerate(header)}
 
 
-def _parquet(path: Path) -> dict[str, np.ndarray]:
+def read_parquet(path: Path) -> Any:
+    """Read a .parquet file as an Arrow table."""
     parquet = import_optional(str(path), "pyarrow.parquet", "'fedual[parquet]'", DataError)
-    from pyarrow import ArrowException, types
+    from pyarrow import ArrowException
 
     try:
         with path.open("rb") as file:
-            table = parquet.ParquetFile(file).read(use_threads=False)
+            return parquet.ParquetFile(file).read(use_threads=False)
     except ArrowException as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path} is damaged or no Parquet file ({reason}): save it again.") from None
-    columns = {}
+
+
+def _parquet(path: Path) -> dict[str, np.ndarray]:
+    table, columns = read_parquet(path), {}
+    from pyarrow import types
+
     for name, column in zip(table.column_names, table.columns, strict=True):
         if (types.is_integer(column.type) or types.is_floating(column.type)) and not column.null_count:
             columns[name] = column.to_numpy()

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from fedual.errors import DataError, FedualError, InputError
-from fedual.rundir.atomic import store, writing
+from fedual.rundir.atomic import make_private, store
 from fedual.rundir.checksum import parse, seal, verify
-from fedual.rundir.locking import UNCHANGED, locked
+from fedual.rundir.locking import locked
 
 Rows = dict[str, Tensor]
 """What a client keeps, by name."""
@@ -68,9 +68,8 @@ def opened(folder: Path, experiment: str, client: str, wait: float = 60.0) -> It
     if not wait >= 0:
         raise InputError(f"wait = {wait!r}: it must be a number of seconds, at least 0.")
     # private, because a dual discloses something of the site's data and the secret proves the site's identity
-    with writing(folder, 0, UNCHANGED):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / _file_name(experiment, client)
+    make_private(folder)
+    path = folder / f"{file_name(f'{experiment}-{client}', json.dumps([experiment, client]))}.safetensors"
     with locked(path.with_suffix(".lock"), wait):
         yield Vault(path, experiment, client)
 
@@ -157,7 +156,7 @@ class Vault:
         nonces = {name: copy and copy.nonce for name, copy in copies.items()}
         tensors = {f"{name}.{key}": value for name, copy in copies.items() if copy for key, value in copy.rows.items()}
         content = seal(tensors, {"vault": json.dumps({**self._identity, "secret": self.secret, **nonces})})
-        store(self._path, content, "what was there before is intact")
+        store(self._path, content)
 
     def _read(self, content: bytes) -> None:
         if not verify(content):
@@ -179,8 +178,7 @@ def _clone(rows: Rows) -> Rows:
     return {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in rows.items()}
 
 
-def _file_name(experiment: str, client: str) -> str:
-    """A readable name that any file system accepts, different for every pair."""
-    digest = hashlib.sha256(json.dumps([experiment, client]).encode()).hexdigest()
-    readable = re.sub(r"[^A-Za-z0-9]+", "_", f"{experiment}-{client}")
-    return f"{readable[:60]}-{digest[:16]}.safetensors"
+def file_name(readable: str, identity: str) -> str:
+    """A readable name that any file system accepts, different for every identity."""
+    digest = hashlib.sha256(identity.encode()).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9]+', '_', readable)[:60]}-{digest[:16]}"

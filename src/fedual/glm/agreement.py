@@ -8,6 +8,7 @@ from fedual.errors import InputError
 from fedual.glm.columns import Kind
 from fedual.glm.expressions import Expression, parse_number
 from fedual.glm.formula import Formula, parse
+from fedual.rundir.jsonable import plain
 
 VERSION = 1
 
@@ -71,13 +72,18 @@ class Schema:
         return parse(self.formula, self.categorical)
 
     @property
+    def response(self) -> str:
+        """The left side of the formula."""
+        return self.formula.partition("~")[0].strip()
+
+    @property
     def columns(self) -> Columns:
         """The columns with a role of their own."""
         return Columns(self.weights, self.offset, self.trials)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, with the version of their form."""
-        return {"version": VERSION, **{one.name: _plain(getattr(self, one.name)) for one in fields(self)}}
+        return plain({"version": VERSION, **{one.name: getattr(self, one.name) for one in fields(self)}})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Schema":
@@ -94,9 +100,3 @@ def frozen(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: frozen(one) for name, one in value.items()}
     return tuple(frozen(one) for one in value) if isinstance(value, list | tuple) else value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value

@@ -8,14 +8,14 @@ import pandas as pd
 from fedual.errors import InputError
 from fedual.glm.figures import Figures
 from fedual.glm.inference import likelihood_test
-from fedual.glm.layout import Block, Facts, Grid, Notes, html, number, p_value, text
+from fedual.glm.layout import Block, Facts, Grid, Notes, Page, number, p_value
 
 OWN = "an intercept for each site"
 SAME = 1e-6  # relative difference of null deviances up to which two fits have the same responses
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Anova:
+class Anova(Page):
     """A test of the terms that only the larger of two nested fits has.
 
     Attributes:
@@ -49,8 +49,7 @@ class Anova:
         tested = {"df": [math.nan, self.df], "statistic": [math.nan, self.statistic], "p": [math.nan, self.p]}
         return pd.DataFrame(rows, index=pd.Index([1, 2], name="fit")).assign(**tested)
 
-    def blocks(self) -> list[Block]:
-        """What `print` shows."""
+    def blocks(self) -> list[Block]:  # noqa: D102 (`Page` documents it)
         fits = (self.small, self.large)
         tested = [["", "", ""], [str(self.df), number(self.statistic), p_value(self.p)]]
         rows = [
@@ -67,12 +66,6 @@ class Anova:
         if any(fit.covariance_kind != "model" for fit in fits):
             blocks.append(Notes(["The test compares likelihoods: robust standard errors have no part in it."]))
         return blocks
-
-    def __repr__(self) -> str:
-        return text(self.blocks())
-
-    def _repr_html_(self) -> str:
-        return html(self.blocks())
 
 
 def anova(fit1: Figures, fit2: Figures) -> Anova:

@@ -18,16 +18,15 @@ CALIBRATION_BINS = 10
 
 
 def figures(
-    likelihood: Likelihood, theta: Tensor, null: float | None, dispersion: float, unit: float, least: int
+    likelihood: Likelihood, theta: Tensor, null: float | None, dispersion: float, least: int
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Sums at θ: log-likelihoods with all constants, deviances, Pearson's χ², the sandwich's filling, histograms.
+    """Sums at θ: log-likelihoods with all constants, deviances, Pearson's χ², Σ s sᵀ of the scores, histograms.
 
     Args:
         likelihood: The site's.
         theta: The pooled estimate.
         null: The intercept of the model without covariates; None if it has none, or the site's own.
-        dispersion: φ in the log-likelihoods.
-        unit: The sd of an observation at dispersion 1, for residuals.
+        dispersion: φ in the log-likelihoods, and of the residuals.
         least: Cells with fewer rows are told as empty.
     """
     distribution = likelihood.distribution.at(likelihood.split(theta)[1])
@@ -42,7 +41,7 @@ def figures(
         "null_deviance": float(weight @ distribution.deviance(without, y)),
     }
     if len(y) >= ENOUGH:
-        facts["residuals"] = _histogram(residual * weight.sqrt() / unit, least)
+        facts["residuals"] = _histogram(residual * (weight / dispersion).sqrt(), least)
     if len(y) >= ENOUGH and isinstance(distribution, Binomial):
         facts["calibration"] = _calibration(mean, y, weight, least)
     tensors = {"meat": packed(meat(likelihood, theta))}

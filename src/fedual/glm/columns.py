@@ -114,10 +114,14 @@ def _check_texts(values: pd.Series, site: str, why: str) -> None:
         return
     row = int(np.append(odd, False)[codes].argmax()) + 1
     where = f"Site {site!r}, column {values.name!r}" + (f", row {row}" if odd.any() else "")
-    cause = f"{why} needs numbers" if why else "other rows hold numbers"
+    factor = f", or use C({values.name}) if it names levels"
+    correct = "correct it, or leave it empty if it is missing"
     if commas:
         raise DataError(f"{where}: a number has a decimal comma: write a point.")
-    raise DataError(f"{where}: a text, but {cause}: correct it, or use C({values.name}) if it names levels.")
+    if not odd.any():
+        raise DataError(f"{where} holds numbers as texts: convert it to numbers" + ("" if why else factor) + ".")
+    cause, remedy = (f"{why!r} needs numbers", "") if why else ("other rows hold numbers", factor)
+    raise DataError(f"{where}: a text, but {cause}: {correct}{remedy}.")
 
 
 def complete(frame: pd.DataFrame, site: str, kinds: Mapping[str, Kind]) -> tuple[np.ndarray, dict[str, int]]:

@@ -117,7 +117,7 @@ def _check(
     site: str,
     places: np.ndarray,
 ) -> None:
-    """Refuse weights and trials that are not positive, more successes than trials, and what is not finite."""
+    """Refuse weights and trials that are not positive, successes beyond 0 … trials, and what is not finite."""
     remedy = "correct it, or leave the row out"
     for role, expression in roles.items():
         bad, sign = ~np.isfinite(arrays[role]), ""
@@ -127,7 +127,8 @@ def _check(
     if formula is not None:
         refuse_row(site, f"the response {formula.response!r} is not finite", ~np.isfinite(arrays["y"]), places, remedy)
         if "trials" in roles:
-            excess = arrays["y"] > arrays["trials"]
+            response = f"the response {formula.response!r}"
             refuse_row(
-                site, f"the response {formula.response!r} has more successes than trials", excess, places, remedy
+                site, f"{response} has more successes than trials", arrays["y"] > arrays["trials"], places, remedy
             )
+            refuse_row(site, f"{response} is negative", arrays["y"] < 0, places, remedy)

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 (`Distribution` documents these methods)
 """The response's distribution given the linear predictor f: loss, derivatives, and figures of fit.
 
 Losses are negative log-likelihoods of one observation at dispersion 1, without terms that do not depend on f:
@@ -14,17 +15,15 @@ A binomial y is a proportion; its number of trials multiplies the weight.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.special import digamma, log_ndtr, polygamma
+from torch.special import digamma, polygamma
 
 from fedual.errors import InputError, hint
-
-HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+from fedual.glm.links import BINARY_LINKS, HALF_LOG_2PI, LINKS
 
 
 class Bend(NamedTuple):
@@ -34,26 +33,6 @@ class Bend(NamedTuple):
     first: Tensor
     second: Tensor
     expected: Tensor
-
-
-class Link(NamedTuple):
-    """μ(f), μ'(f), μ''(f); `to` is f(μ)."""
-
-    curve: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
-    to: Callable[[Tensor], Tensor]
-
-
-def _log(f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    mean = f.exp()
-    return mean, mean, mean
-
-
-LINKS = {
-    "identity": Link(lambda f: (f, torch.ones_like(f), torch.zeros_like(f)), lambda mean: mean),
-    "log": Link(_log, torch.log),
-    "sqrt": Link(lambda f: (f**2, 2 * f, torch.full_like(f, 2.0)), torch.sqrt),
-    "inverse": Link(lambda f: (1 / f, -1 / f**2, 2 / f**3), lambda mean: 1 / mean),
-}
 
 
 @dataclass(frozen=True)
@@ -80,7 +59,7 @@ class Distribution:
 
     def bend(self, f: Tensor, y: Tensor) -> Bend:
         """The loss of every observation and its derivatives in f."""
-        mean, slope, curve = LINKS[self.link].curve(f)
+        mean, slope, curve = LINKS[self.link].mean(f)
         inside = mean > 0 if self.positive_mean else torch.ones_like(f, dtype=torch.bool)
         if self.link in ("sqrt", "inverse"):
             inside = inside & (f > 0)
@@ -94,11 +73,11 @@ class Distribution:
 
     def mean(self, f: Tensor) -> Tensor:
         """μ(f)."""
-        return LINKS[self.link].curve(f)[0]
+        return LINKS[self.link].mean(f)[0]
 
     def predictor(self, mean: Tensor) -> Tensor:
         """f(μ)."""
-        return LINKS[self.link].to(mean)
+        return LINKS[self.link].predictor(mean)
 
     def variance(self, mean: Tensor) -> tuple[Tensor, Tensor]:
         """V(μ) and V'(μ) at dispersion 1."""
@@ -133,15 +112,12 @@ class Normal(Distribution):
     positive_mean = False
 
     def variance(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """Constant."""
         return torch.ones_like(mean), torch.zeros_like(mean)
 
     def potential(self, mean: Tensor, y: Tensor) -> Tensor:
-        """Half of the squared error."""
         return (y - mean) ** 2 / 2
 
     def deviance(self, mean: Tensor, y: Tensor) -> Tensor:
-        """The squared error."""
         return (y - mean) ** 2
 
     def loglik(self, mean: Tensor, y: Tensor, weight: Tensor, dispersion: float) -> Tensor:
@@ -160,8 +136,7 @@ class Binomial(Distribution):
     canonical = "logit"
 
     def bend(self, f: Tensor, y: Tensor) -> Bend:
-        """As in `Distribution`."""
-        yes, no = self._logs(f)
+        yes, no = BINARY_LINKS[self.link].logs(f)
         mean = yes[0].exp()
         mix = lambda i: -torch.lerp(no[i], yes[i], y)
         expected = mean * yes[1] ** 2 + no[0].exp() * no[1] ** 2
@@ -169,30 +144,11 @@ class Binomial(Distribution):
         return Bend(loss, mix(1), mix(2), expected)
 
     def mean(self, f: Tensor) -> Tensor:
-        """μ(f)."""
-        return self._logs(f)[0][0].exp()
+        yes, _ = BINARY_LINKS[self.link].logs(f)
+        return yes[0].exp()
 
     def predictor(self, mean: Tensor) -> Tensor:
-        """f(μ)."""
-        if self.link == "logit":
-            return torch.logit(mean)
-        return torch.special.ndtri(mean) if self.link == "probit" else torch.log(-torch.log1p(-mean))
-
-    def _logs(self, f: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-        """log μ and log(1 − μ), each with its first and second derivative in f."""
-        if self.link == "logit":
-            mean = torch.sigmoid(f)
-            second = -mean * torch.sigmoid(-f)
-            logs = torch.nn.functional.logsigmoid
-            return (logs(f), torch.sigmoid(-f), second), (logs(-f), -mean, second)
-        if self.link == "probit":
-            ratio = lambda t: (-(t**2) / 2 - HALF_LOG_2PI - log_ndtr(t)).exp()
-            up, down = ratio(f), ratio(-f)
-            return (log_ndtr(f), up, -up * (f + up)), (log_ndtr(-f), -down, -down * (down - f))
-        rate = f.exp()
-        up = rate / torch.expm1(rate)
-        up = torch.where(rate > 0, up, torch.ones_like(up))
-        return (torch.log(-torch.expm1(-rate)), up, up * (1 - rate - up)), (-rate, -rate, -rate)
+        return BINARY_LINKS[self.link].predictor(mean)
 
     def deviance(self, mean: Tensor, y: Tensor) -> Tensor:
         """2 [y log(y/μ) + (1 − y) log((1 − y)/(1 − μ))]."""
@@ -200,7 +156,6 @@ class Binomial(Distribution):
         return 2 * (entropy - torch.xlogy(y, mean) - torch.special.xlog1py(1 - y, -mean))
 
     def variance(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """μ (1 − μ)."""
         return mean * (1 - mean), 1 - 2 * mean
 
     def loglik(self, mean: Tensor, y: Tensor, weight: Tensor, dispersion: float) -> Tensor:
@@ -210,10 +165,8 @@ class Binomial(Distribution):
         return (weight * each + choices).sum()
 
     def objection(self, y: Tensor) -> str | None:
-        """Proportions must be in [0, 1]."""
-        return (
-            "is outside 0 … 1: give 0/1, two classes, or successes with trials=" if ((y < 0) | (y > 1)).any() else None
-        )
+        remedy = "give 0/1, name the class that counts by event=, or give successes with trials="
+        return f"is outside 0 … 1: {remedy}" if ((y < 0) | (y > 1)).any() else None
 
 
 @dataclass(frozen=True)
@@ -226,11 +179,9 @@ class Poisson(Distribution):
     canonical = "log"
 
     def variance(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """μ."""
         return mean, torch.ones_like(mean)
 
     def potential(self, mean: Tensor, y: Tensor) -> Tensor:
-        """μ − y log μ."""
         return mean - torch.xlogy(y, mean)
 
     def deviance(self, mean: Tensor, y: Tensor) -> Tensor:
@@ -242,7 +193,6 @@ class Poisson(Distribution):
         return (weight * (torch.xlogy(y, mean) - mean - torch.lgamma(y + 1))).sum()
 
     def objection(self, y: Tensor) -> str | None:
-        """Counts must not be negative."""
         return "is negative: give counts" if (y < 0).any() else None
 
 
@@ -257,11 +207,9 @@ class Gamma(Distribution):
     known_dispersion = False
 
     def variance(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """μ²."""
         return mean**2, 2 * mean
 
     def potential(self, mean: Tensor, y: Tensor) -> Tensor:
-        """y/μ + log μ."""
         return y / mean + mean.log()
 
     def deviance(self, mean: Tensor, y: Tensor) -> Tensor:
@@ -274,7 +222,6 @@ class Gamma(Distribution):
         return (shape * torch.log(shape * y / mean) - shape * y / mean - y.log() - torch.lgamma(shape)).sum()
 
     def objection(self, y: Tensor) -> str | None:
-        """Responses must be positive."""
         return "is not positive: give positive numbers" if (y <= 0).any() else None
 
 
@@ -308,7 +255,6 @@ class NegativeBinomial(Distribution):
         return bend, r * in_r, -(r**2 * in_r_twice + r * in_r), r * residual * mean / total**2
 
     def variance(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """μ + αμ²."""
         return mean + self.alpha * mean**2, 1 + 2 * self.alpha * mean
 
     def deviance(self, mean: Tensor, y: Tensor) -> Tensor:

@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Figures)
 FORMAT = "fedual-glm-1"
-INTACT = "what was there before is intact"
 NOT_FINITE = "not finite"  # the key that marks NaN and ±∞, which JSON does not have
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
 LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
-PLAIN = ("formula", "family", "link", "n", "site_effects", "parameters", "dispersion", "loglik", "null_loglik")
-PLAIN += ("deviance", "null_deviance", "pearson", "df_model", "df_resid", "aic", "bic", "pseudo_r2", "adjusted_r2")
-PLAIN += ("alpha", "alpha_se", "covariance_kind", "posterior_kind", "separation", "aliased", "residuals", "calibration")
-PLAIN += ("warnings",)
+AS_THEY_ARE = (
+    "formula", "family", "link", "n", "site_effects", "parameters", "dispersion", "loglik", "null_loglik", "deviance",
+    "null_deviance", "pearson", "df_model", "df_resid", "aic", "bic", "pseudo_r2", "adjusted_r2", "alpha", "alpha_se",
+    "covariance_kind", "posterior_kind", "separation", "aliased", "residuals", "calibration", "warnings",
+)  # fmt: skip
 
 
 def to_csv(fit: Figures, path: str | os.PathLike[str], level: float) -> None:
     """Write the table of coefficients with all its digits."""
     content = table(fit, level).to_csv(float_format=lambda value: repr(float(value)), lineterminator="\n")
-    store(Path(path), content.encode(), INTACT)
+    store(Path(path), content.encode())
 
 
 def to_json(fit: Figures, path: str | os.PathLike[str], level: float) -> None:
@@ -51,7 +51,7 @@ def to_json(fit: Figures, path: str | os.PathLike[str], level: float) -> None:
     ]
     content = {
         "format": f"{FORMAT}-figures",
-        **{name: getattr(fit, name) for name in PLAIN},
+        **{name: getattr(fit, name) for name in AS_THEY_ARE},
         "terms": list(fit.terms),
         "level": level,
         "statistic": reference(fit, "ml").name,
@@ -69,7 +69,7 @@ def to_json(fit: Figures, path: str | os.PathLike[str], level: float) -> None:
         "convergence": {"words": fit.convergence.words()} | _plain(fit.convergence),
     }
     text = json.dumps(without_nan(_plain(content)), allow_nan=False, ensure_ascii=False, indent=1)
-    store(Path(path), text.encode(), INTACT)
+    store(Path(path), text.encode())
 
 
 def to_latex(fit: Figures, level: float, caption: str | None, label: str | None) -> str:
@@ -104,7 +104,7 @@ def save(fit: Figures, path: str | os.PathLike[str]) -> None:
     content = _plain({field.name: getattr(fit, field.name) for field in fields(fit)})
     text = json.dumps(_marked(content), allow_nan=False, sort_keys=True)
     whole = json.dumps({"format": FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest(), "fit": text})
-    store(Path(path), whole.encode(), INTACT)
+    store(Path(path), whole.encode())
 
 
 def load(path: str | os.PathLike[str], kind: type[T]) -> T:

@@ -1,7 +1,7 @@
 """Expressions within a formula, such as `log(x)` or `C(sex)`: what is allowed, and their values.
 
 A site evaluates formulas that a server sent. Python therefore never runs their text: `parse` walks its syntax tree,
-refuses whatever is not on the lists below, and returns functions of NumPy that it put together itself.
+refuses whatever is not in `fedual.glm.language`, and returns functions of NumPy that it put together itself.
 """
 
 import ast
@@ -17,57 +17,11 @@ from formulaic.transforms import C, contrasts
 
 from fedual.data.tables import names
 from fedual.errors import InputError, hint
-from fedual.glm.splines import BSpline, NaturalSpline
-from fedual.glm.transforms import Poly, Scale, Transform, center, standardize
+from fedual.glm.language import CONTRASTS, FUNCTIONS, OPERATORS, TRANSFORMS
+from fedual.glm.transforms import Transform
 
-FUNCTIONS = {
-    "log": np.log,
-    "log1p": np.log1p,
-    "log2": np.log2,
-    "log10": np.log10,
-    "exp": np.exp,
-    "expm1": np.expm1,
-    "sqrt": np.sqrt,
-    "abs": np.abs,
-    "I": np.asarray,
-}
-OPERATORS = {
-    ast.Add: np.add,
-    ast.Sub: np.subtract,
-    ast.Mult: np.multiply,
-    ast.Div: np.divide,
-    ast.FloorDiv: np.floor_divide,
-    ast.Mod: np.mod,
-    ast.Pow: np.power,
-    ast.BitAnd: np.logical_and,
-    ast.BitOr: np.logical_or,
-    ast.USub: np.negative,
-    ast.UAdd: np.positive,
-    ast.Invert: np.logical_not,
-    ast.Eq: np.equal,
-    ast.NotEq: np.not_equal,
-    ast.Lt: np.less,
-    ast.LtE: np.less_equal,
-    ast.Gt: np.greater,
-    ast.GtE: np.greater_equal,
-}
-TRANSFORMS: dict[str, Callable[..., Transform]] = {
-    "scale": Scale,
-    "center": center,
-    "standardize": standardize,
-    "bs": BSpline,
-    "cr": NaturalSpline,
-    "cs": NaturalSpline,
-    "poly": Poly,
-}
-CONTRASTS = {
-    "Treatment": contrasts.TreatmentContrasts,
-    "Sum": contrasts.SumContrasts,
-    "Helmert": contrasts.HelmertContrasts,
-    "Diff": contrasts.DiffContrasts,
-}
-MAX_LENGTH = 2_000
-MAX_PARTS = 300
+MAX_LENGTH, MAX_PARTS = 2_000, 300
+"""Letters and syntax nodes of an expression: beyond all in use, and little work for a site to which they were sent."""
 QUOTES = re.compile(r"\"[^\"\\]*\"|'[^'\\]*'|`([^`]*)`")
 
 
@@ -175,7 +129,7 @@ def parse_number(source: str) -> Expression:
     return expression
 
 
-def plain(name: str, use: str = "term") -> Expression:
+def plain(name: str, use: str) -> Expression:
     """The expression that is a column by itself."""
     return Expression(name, lambda columns: columns.plain(name), ((name, use),))
 
@@ -236,6 +190,12 @@ def _remedy(node: ast.expr) -> str:
             return f"{name}() must be a term by itself."
         case ast.Call(func=ast.Name(id="offset")):
             return "leave it out of the formula, and give offset= instead."
+        case ast.BinOp(op=ast.BitXor()):
+            return "write powers as x**2."
+        case ast.Call(func=ast.Name(id="cbind")):
+            return "give the successes as the response, and trials= instead."
+        case ast.Call(func=ast.Name(id="factor")):
+            return "use C(x)."
         case ast.Call(func=ast.Name(id="ns")):
             return "use cr(x, df=4, constraints='center')."
         case ast.Call(func=ast.Name(id=name)):

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedual.errors import InputError
+from fedual.glm.agreement import Schema
 from fedual.glm.distributions import distribution
 from fedual.glm.prior import FLAT, Prior
 
@@ -121,7 +122,7 @@ class Figures:
         covariance_kind: Where the covariance of `ml` is from.
     """
 
-    schema: Any
+    schema: Schema
     family: str
     link: str
     n: int
@@ -176,7 +177,7 @@ class Figures:
     @property
     def response(self) -> str:
         """The left side of the formula."""
-        return self.formula.partition("~")[0].strip()
+        return self.schema.response
 
     @property
     def estimate(self) -> Estimate:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from fedual.glm import estimation
+from fedual.glm.figures import SiteEffects
 from fedual.glm.guards import Guard, Guards
 from fedual.glm.messages import Ask, Message
-from fedual.glm.prior import Prior
+from fedual.glm.prior import PriorLike
 from fedual.glm.result import Fit
-from fedual.glm.settings import Settings
+from fedual.glm.settings import EstimateKind, Settings
 from fedual.glm.site import Site
 from fedual.glm.tables import Source, sources
 
@@ -27,9 +27,9 @@ def fit(
     offset: str | None = None,
     trials: str | None = None,
     event: str | None = None,
-    site: Literal["pooled", "fixed"] = "pooled",
-    prior: Prior | str | float | Mapping[str, tuple[float, float]] = "default",
-    estimate: Literal["ml", "posterior", "both", "variational"] = "ml",
+    site: SiteEffects = "pooled",
+    prior: PriorLike = "default",
+    estimate: EstimateKind = "ml",
     levels: Mapping[str, Sequence[str]] | None = None,
     max_rounds: int = 8,
     guards: Guards | None = None,
@@ -68,18 +68,18 @@ def simulate(settings: Settings, sites: Mapping[str, Source] | Sequence[Source],
     """`fit` with its settings as one object."""
     rules = Guards() if guards is None else guards
     members = [Site(name, source, Guard(rules, None, False, name)) for name, source in sources(sites).items()]
-    found = estimation.estimate(asking(members), settings)
-    return replace(found, warnings=found.warnings + refusals(members))
+    result = estimation.estimate(asking(members), settings)
+    return replace(result, warnings=result.warnings + refusals(members))
 
 
 def refusals(sites: Sequence[Site]) -> tuple[str, ...]:
     """What the guards of the sites warned of, a sentence for each reason."""
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for site in sites:
-        for warning in site.guard.warnings if site.guard is not None else ():
-            found.setdefault(warning, []).append(repr(site.name))
+        for reason in site.guard.warnings if site.guard is not None else ():
+            by_reason.setdefault(reason, []).append(repr(site.name))
     return tuple(
-        f"site{'s' * (len(names) > 1)} {', '.join(names)} would refuse: {warning}" for warning, names in found.items()
+        f"site{'s' * (len(names) > 1)} {', '.join(names)} would refuse: {reason}" for reason, names in by_reason.items()
     )
 
 

@@ -20,9 +20,8 @@ from fedual.errors import InputError, hint
 from fedual.glm import expressions
 from fedual.glm.expressions import Call, Expression
 
-MAX_LENGTH = 100_000
-MAX_TERMS = 10_000
-MAX_POWER = 10
+MAX_LENGTH, MAX_TERMS, MAX_POWER = 100_000, 10_000, 10
+"""Letters, terms and powers of terms: beyond all in use, and little work for a site to which a formula was sent."""
 OPERATORS = frozenset("~+-*/:^.")
 NUMBER = re.compile(r"\d+(\.\d*)?|\.\d*")  # a lone dot means all other columns
 
@@ -124,7 +123,7 @@ def _parse(text: str, declared: frozenset[str]) -> Formula:
         found[factor.expr] = expression
     response = _response(text, sides.lhs, found)
     dot = any(token.token == "." for token in tokens)
-    if not (sides.rhs or dot):
+    if not (sides.rhs or dot) or not text.partition("~")[2].strip():
         raise InputError(f"{_shown(text)} has no terms: write at least 'y ~ 1'.")
     if response in {factor.expr for term in sides.rhs for factor in term.factors}:
         raise InputError(f"{_shown(text)} has its response {response!r} on the right side too: leave it out there.")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ from fedual.glm.messages import Ask, Message
 from fedual.glm.prior import INTERCEPT
 from fedual.glm.schema import Columns, Schema
 from fedual.glm.settings import Settings
+
+Value = TypeVar("Value", float, Tensor)
+CONSTANT = 1e-12
+"""The sd of a column, relative to its mean, that is rounding."""
 
 
 @dataclass(frozen=True)
@@ -59,37 +63,38 @@ def moments(ask: Ask, schema: Schema, facts: Mapping[str, Any]) -> Moments:
     parts = [(rows[site], reply.tensors["centre"], reply.tensors["spread"]) for site, reply in replies.items()]
     number, centre, spread = combined(parts)
     scale = (spread / max(1, number - 1)).sqrt()
-    centred = INTERCEPT in schema.terms
-    for j, term in enumerate(schema.terms):
-        if term == INTERCEPT:
-            centre[j], scale[j] = 0.0, 1.0
-        elif not scale[j] > 1e-12 * abs(centre[j]):
-            raise DataError(f"The column {term!r} is constant at all sites: leave it out of the formula.")
+    ones = torch.tensor([term == INTERCEPT for term in schema.terms])
+    for term, varies in zip(schema.terms, ones | (scale > CONSTANT * centre.abs()), strict=True):
+        if not varies:
+            raise DataError(f"The column {term!r} is constant at all sites, to twelve digits: {_remedy(term)}.")
     weights = {site: float(reply.facts["weight"]) for site, reply in replies.items()}
     total = sum(weights.values())
-    fact = lambda reply, name: torch.tensor(float(reply.facts[name]), dtype=torch.float64)
-    each = [(weights[site], fact(reply, "mean"), fact(reply, "spread")) for site, reply in replies.items()]
-    _, mean, response = combined(each)
+    means = {site: float(reply.facts["mean"]) for site, reply in replies.items()}
+    _, mean, response = combined([(weights[site], means[site], float(replies[site].facts["spread"])) for site in means])
     offset = sum(weights[site] * float(reply.facts["offset"]) for site, reply in replies.items()) / total
     return Moments(
         rows=rows,
         missing={site: dict(reply.facts["missing"]) for site, reply in replies.items()},
-        means={site: float(reply.facts["mean"]) for site, reply in replies.items()},
+        means=means,
         weight=total,
-        mean=float(mean),
-        sd=math.sqrt(float(response) / total * number / max(1, number - 1)),
+        mean=mean,
+        sd=math.sqrt(response / total * number / max(1, number - 1)),
         offset=offset,
-        centre=centre if centred else torch.zeros_like(centre),
-        scale=scale,
+        centre=centre.masked_fill(ones, 0.0) if ones.any() else torch.zeros_like(centre),
+        scale=scale.masked_fill(ones, 1.0),
     )
 
 
-def combined(parts: Sequence[tuple[float, Tensor, Tensor]]) -> tuple[float, Tensor, Tensor]:
+def _remedy(term: str) -> str:
+    return "leave that level out, or the term" if term.endswith("]") else "leave it out of the formula, or rescale it"
+
+
+def combined(parts: Sequence[tuple[float, Value, Value]]) -> tuple[float, Value, Value]:
     """The weight, mean and squared deviation of all parts together (Chan, Golub and LeVeque 1979)."""
-    number, mean, spread = 0.0, torch.zeros_like(parts[0][1]), torch.zeros_like(parts[0][1])
-    for n, m, s in parts:
+    number, mean, spread = parts[0]
+    for n, m, s in parts[1:]:
         gap, total = m - mean, number + n
         mean = mean + gap * (n / total)
-        spread = spread + s + gap**2 * (number * n / total)
+        spread = spread + s + gap * gap * (number * n / total)
         number = total
     return number, mean, spread

@@ -18,13 +18,13 @@ from scipy import stats
 
 from fedual.glm.figures import Estimate, Figures
 from fedual.glm.inference import Reference, interval, stacked
-from fedual.glm.layout import Block, Facts, Grid, Notes, number, p_value, p_words, percent, text
+from fedual.glm.layout import Block, Facts, Grid, Notes, Page, number, p_value, p_words, percent
 
 SINGULAR = 1e-10  # smallest eigenvalue of a Hessian with a unit diagonal, below which it counts as singular
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Heterogeneity:
+class Heterogeneity(Page):
     """How much the sites' coefficients differ.
 
     Attributes:
@@ -68,8 +68,7 @@ class Heterogeneity:
             return f"not tested: {self.reason}"
         return f"score Q = {number(self.q)} on {self.df} df, {p_words(self.p)}, I² = {percent(round(self.i2, 3))}"
 
-    def blocks(self) -> list[Block]:
-        """What `print` shows."""
+    def blocks(self) -> list[Block]:  # noqa: D102 (`Page` documents it)
         step = "the sites' own fits" if self.exact else "one Newton step from the pooled fit"
         rows = [
             [row["term"], number(row["q"]), str(row["df"]), p_value(row["p"]), percent(round(row["i2"], 3))]
@@ -84,9 +83,6 @@ class Heterogeneity:
             blocks.append(Notes([f"Left out, because the Hessian is singular or not known: {names}."]))
         return blocks
 
-    def __repr__(self) -> str:
-        return text(self.blocks())
-
 
 def heterogeneity(fit: Figures) -> Heterogeneity:
     """Compare the sites of a fit."""
@@ -96,14 +92,16 @@ def heterogeneity(fit: Figures) -> Heterogeneity:
     left_out = tuple(site.name for site in fit.sites if site not in sites)
     names = pd.Index([fit.terms[i] for i in kept], name="term")
     exact = (fit.family, fit.link) == ("gaussian", "identity")
-    none = pd.DataFrame(math.nan, names, ["q", "df", "p", "i2"])
+
+    def untested(reason: str, estimates: dict[str, Estimate]) -> Heterogeneity:
+        none = pd.DataFrame(math.nan, names, ["q", "df", "p", "i2"])
+        return Heterogeneity(math.nan, 0, math.nan, none, estimates, left_out, exact, reason)
+
     if fit.ml is None:
-        return Heterogeneity(
-            math.nan, 0, math.nan, none, {}, left_out, exact, "there is no maximum-likelihood estimate"
-        )
+        return untested("there is no maximum-likelihood estimate", {})
     reason = "fewer than two sites have a Hessian that can be inverted"
     if not sites:
-        return Heterogeneity(math.nan, 0, math.nan, none, {}, left_out, exact, reason)
+        return untested(reason, {})
     gradients, hessians = stacked(sites, kept)
     inverses = np.linalg.inv(hessians)
     steps = np.einsum("kij,kj->ki", inverses, gradients)
@@ -111,10 +109,10 @@ def heterogeneity(fit: Figures) -> Heterogeneity:
     estimates = {site.name: estimate for site, estimate in zip(sites, own, strict=True)}
     df = (len(sites) - 1) * len(kept)
     if not df:
-        return Heterogeneity(math.nan, 0, math.nan, none, estimates, left_out, exact, reason)
+        return untested(reason, estimates)
     total = gradients.sum(0)
-    about = (gradients * steps).sum() - total @ np.linalg.solve(hessians.sum(0), total)
-    q = float(about / fit.dispersion)
+    scores = (gradients * steps).sum() - total @ np.linalg.solve(hessians.sum(0), total)
+    q = float(scores / fit.dispersion)
     by_term = _cochran(own, names)
     return Heterogeneity(q, df, float(stats.chi2.sf(q, df)), by_term, estimates, left_out, exact)
 

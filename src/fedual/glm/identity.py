@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pandas.util
 from numpy.typing import NDArray
+
+hash_array: Any = pandas.util.hash_array  # an `object` to its stubs
 
 MIX = np.uint64(0x9E3779B97F4A7C15)
 """The multiplier that makes a digest depend on which column has a value: 2⁶⁴ over the golden ratio, odd."""
@@ -31,14 +34,12 @@ def _hashed(values: pd.Series) -> NDArray[np.uint64]:
         codes, levels = pd.factorize(values.map(str))
     numbers = np.array([*map(_number, levels), np.nan])
     texts = np.array([*map(str, levels), ""], object)
-    pandas: Any = pd  # its stubs do not know `pandas.util`
-    hashed = pandas.util.hash_array(texts, categorize=False)
+    hashed = hash_array(texts, categorize=False)
     return np.where(np.isnan(numbers) & (texts != ""), hashed, _of_numbers(numbers))[codes]
 
 
 def _of_numbers(numbers: NDArray[np.float64]) -> NDArray[np.uint64]:
-    pandas: Any = pd
-    return pandas.util.hash_array(np.where(np.isnan(numbers), np.nan, numbers + 0.0))  # one NaN, and no −0
+    return hash_array(np.where(np.isnan(numbers), np.nan, numbers + 0.0))  # one NaN, and no −0
 
 
 def _number(level: Any) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -69,8 +69,8 @@ def default_use(fit: Figures) -> Use:
 def chosen(fit: Figures, use: Use | None) -> tuple[Estimate, Reference]:
     """The estimate that was asked for, by default the maximum likelihood where it exists, and its reference."""
     use = default_use(fit) if use is None else use
-    if use not in ("ml", "posterior"):
-        raise InputError(f"use = {use!r}: {hint(use, ('ml', 'posterior'))}")
+    if use not in get_args(Use):
+        raise InputError(f"use = {use!r}: {hint(use, get_args(Use))}")
     estimate = fit.ml if use == "ml" else fit.posterior
     if estimate is None:
         cause, other = (why_no_ml(fit), "posterior") if use == "ml" else ("the prior is flat", "ml")
@@ -81,6 +81,11 @@ def chosen(fit: Figures, use: Use | None) -> tuple[Estimate, Reference]:
 def has(fit: Figures, use: Use) -> bool:
     """True if a fit has this estimate."""
     return (fit.ml if use == "ml" else fit.posterior) is not None
+
+
+def available(fit: Figures) -> list[Use]:
+    """The estimates that a fit has."""
+    return [use for use in get_args(Use) if has(fit, use)]
 
 
 def why_no_ml(fit: Figures) -> str:

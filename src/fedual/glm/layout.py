@@ -97,6 +97,24 @@ class Notes:
 Block = Facts | Grid | Notes
 
 
+class Page:
+    """What is shown as blocks: as text by `print`, as HTML in notebooks."""
+
+    def blocks(self) -> list[Block]:
+        """Everything, in order."""
+        raise NotImplementedError
+
+    def html(self) -> str:
+        """A fragment of HTML that loads nothing; all names are escaped."""
+        return html(self.blocks())
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def __repr__(self) -> str:
+        return text(self.blocks())
+
+
 def text(blocks: Sequence[Block]) -> str:
     """The blocks as plain text of at most `WIDTH` columns."""
     shown = []

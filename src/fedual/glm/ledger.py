@@ -28,15 +28,15 @@ import torch
 from numpy.typing import NDArray
 
 from fedual.errors import DataError
-from fedual.rundir.atomic import replacing, write, writing
+from fedual.rundir.atomic import make_private, replacing, write, writing
 from fedual.rundir.checksum import parse, seal, verify
-from fedual.rundir.locking import UNCHANGED, locked
+from fedual.rundir.locking import locked
 
 FORMAT = "fedual-glm-ledger-1"
 WAIT = 60.0
 """Seconds to wait for an earlier message that is still being answered."""
 MOST_GROUPS = 1_000_000
-"""Groups of small cells up to which all are looked at; beyond, every small cell counts as exposed."""
+"""Groups of small cells that are tried one by one; where there are more, every small cell counts as exposed."""
 CHUNK = 20_000
 """Groups at a time."""
 ROUNDING = 1e-9
@@ -204,15 +204,14 @@ def opened(path: Path, wait: float = WAIT) -> Iterator[Book]:
     Raises:
         DataError: It is damaged, lost, still open elsewhere, or cannot be read or written.
     """
-    with writing(path.parent, 0, UNCHANGED):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(path.parent)
     lock = path.with_name(path.name + ".lock")
     with locked(lock, wait):
         book = _read(path, lock)
         yield book
         if book.changed:
             content = book.to_bytes()
-            with writing(path, len(content), "what was there before is intact"), replacing(path) as temporary:
+            with writing(path, len(content)), replacing(path) as temporary:
                 temporary.touch(0o600)
                 temporary.chmod(0o600)  # it may have been left by a process that died
                 write(temporary, content)

@@ -23,7 +23,8 @@ from fedual.solvers.base import Moments
 CHUNK = 4096
 """Rows at a time: their products stay in the cache."""
 HIDDEN, KEPT = 0.2, 0.5
-"""Shares of the information at the start: a coefficient with less is hidden, rows with more tell what they can."""
+"""Shares of the information at the start: a coefficient is hidden with less than the first, but where all rows together
+keep less than the second, the effects are large."""
 MOST_STEPS, MOST_HALVINGS = 200, 60
 """Newton steps for a site's own intercept, and halvings of one of them."""
 
@@ -83,8 +84,10 @@ class Likelihood(Loss):
 
     def separated(self, theta: Tensor) -> bool:
         """True if θ tells the classes of a binomial response apart without an error."""
-        if not isinstance(self.distribution, Binomial) or self.says_nothing:
-            return isinstance(self.distribution, Binomial)
+        if not isinstance(self.distribution, Binomial):
+            return False
+        if self.says_nothing:
+            return True
         mean = self.means(theta)
         return bool(((self.y == 1) & (mean > 0.5) | (self.y == 0) & (mean < 0.5)).all())
 

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 (`expressions.Columns` documents these methods)
 """The design matrix: terms of a formula with a site's values, in chunks of rows.
 
 The columns and their names depend on the formula, the agreed kinds, levels and states only, never on a site's data.
@@ -20,8 +21,11 @@ from fedual.glm.formula import Formula
 from fedual.glm.splines import MAX_KNOTS
 
 CHUNK = 16_384
+"""Rows at a time: what formulaic makes of them stays small beside the design."""
 MAX_COLUMNS = 5_000
+"""Of a design: a Hessian has then 200 MB."""
 ONE = np.array(1.0)
+"""The values of the factor 1, the intercept."""
 
 
 class Rows:
@@ -53,15 +57,12 @@ class Rows:
         return self.frame[name].iloc[self.places]
 
     def plain(self, name: str) -> Any:
-        """A column's categories or numbers."""
         return pd.Series(self.categories(name)) if self.kinds[name] == "categorical" else self.numbers(name)
 
     def numbers(self, name: str) -> np.ndarray:
-        """A column as float64 `(N,)`."""
         return numbers(self.column(name))
 
     def texts(self, name: str) -> np.ndarray:
-        """A column's level names `(N,)`."""
         codes, found = levels(self.column(name))
         return np.array(found, object)[codes]
 
@@ -78,7 +79,6 @@ class Rows:
         return pd.Categorical.from_codes(codes, categories=_index(self.known[name]))
 
     def state(self, call: Call) -> Mapping[str, Any]:
-        """What the federation measured for a call."""
         if call.text not in self.states:
             raise InputError(f"The schema has no state of {call.text!r}: measure it first.")
         return self.states[call.text]
@@ -93,15 +93,12 @@ class Example:
     plain = Rows.plain
 
     def numbers(self, name: str) -> np.ndarray:
-        """Some number."""
         return np.array([0.5])
 
     def texts(self, name: str) -> np.ndarray:
-        """Some text."""
         return np.array([""], object)
 
     def categories(self, name: str) -> pd.Categorical:
-        """The first level."""
         return pd.Categorical.from_codes([0], categories=_index(self.known[name]))
 
     def state(self, call: Call) -> None:

@@ -18,7 +18,10 @@ PLAN = 3
 MODE = 1e-4
 """Squared Newton decrement at a site's mode: an expansion a hundredth of its standard error beside it is as good."""
 ANCHOR = 0.3
-"""Of a site whose own mode, in the first round, hides a coefficient: tried were 0.003 to 0.3, on other seeds."""
+"""Weight of the proximal term where a site's own mode hides a coefficient in the first round (`Likelihood.hides`).
+
+0.003 to 0.3 were tried, on other seeds than those of the tests.
+"""
 METHODS: dict[str, Method] = {
     "cavity": pvi(Full(), Newton(tol=MODE)),
     "anchored": pvi(Full(), Newton(tol=MODE, anchor=ANCHOR)),

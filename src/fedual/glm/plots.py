@@ -10,13 +10,14 @@ from scipy import stats
 from fedual.errors import InputError, hint, import_optional
 from fedual.glm.figures import Estimate, Figures
 from fedual.glm.heterogeneity import Heterogeneity, heterogeneity
-from fedual.glm.inference import Reference, Use, check_level, chosen, has, interval, ratio_name
+from fedual.glm.inference import Reference, available, check_level, chosen, interval, ratio_name
 from fedual.glm.layout import p_words, percent, ratio, rounded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#7a7a7a"  # told apart by colour-blind readers
+STYLES = {"ml": ("maximum likelihood", "o", BLUE), "posterior": ("posterior", "s", ORANGE)}
 FAR = 4  # median widths from the pooled estimate at which the axis of a forest ends
 
 
@@ -46,7 +47,7 @@ def plot(fit: Figures, kind: str, term: str | None, level: float, ax: "Axes | No
 def _forest(fit: Figures, term: str | None, level: float, ax: "Axes") -> None:
     """Each site's estimate of one coefficient and its interval, above the pooled one."""
     compared = heterogeneity(fit)
-    term = _one_term(fit, term, compared)
+    term = _one_term(term, compared)
     place, pooled = list(compared.by_term.index).index(term), fit.terms.index(term)
     one = lambda estimate, i: Estimate(estimate.coefficients[[i]], estimate.covariance[np.ix_([i], [i])])
     sites = {name: one(estimate, place) for name, estimate in compared.sites.items()}
@@ -97,7 +98,7 @@ def _forest(fit: Figures, term: str | None, level: float, ax: "Axes") -> None:
     ax.set_xlabel(f"{label}, {percent(level)} interval")
 
 
-def _one_term(fit: Figures, term: str | None, compared: Heterogeneity) -> str:
+def _one_term(term: str | None, compared: Heterogeneity) -> str:
     """The term to show, which need not be named if there is one slope only."""
     if not compared.sites:
         cause = "no site has a gradient and a Hessian that can be inverted at the maximum-likelihood estimate"
@@ -129,15 +130,12 @@ def _coefficients(fit: Figures, term: str | None, level: float, ax: "Axes") -> N
     if not slopes:
         raise InputError("plot('coefficients') shows all terms but the intercept, and there are none: add terms.")
     show, label = _scale(fit, ax)
-    styles: dict[Use, tuple[str, str, str]] = {
-        "ml": ("maximum likelihood", "o", BLUE),
-        "posterior": ("posterior", "s", ORANGE),
-    }
-    estimates: list[tuple[Use, tuple[str, str, str]]] = [(use, styles[use]) for use in styles if has(fit, use)]
-    for place, (use, (name, marker, colour)) in enumerate(estimates):
+    uses = available(fit)
+    for place, use in enumerate(uses):
+        name, marker, colour = STYLES[use]
         estimate, of = chosen(fit, use)
         lower, upper = interval(estimate, of, level)
-        rows = np.arange(len(slopes)) + (place - (len(estimates) - 1) / 2) * 0.28
+        rows = np.arange(len(slopes)) + (place - (len(uses) - 1) / 2) * 0.28
         ax.hlines(rows, show(lower[slopes]), show(upper[slopes]), color=colour, lw=1.6)
         ax.plot(show(estimate.coefficients[slopes]), rows, marker, color=colour, ms=5, label=name)
     ax.axvline(show(0.0), color=GREY, lw=0.8, zorder=0)
@@ -154,7 +152,12 @@ def _calibration(fit: Figures, term: str | None, level: float, ax: "Axes") -> No
     """Mean response against mean prediction in bins, with Wilson's intervals for proportions."""
     bins = [row for row in fit.calibration or () if row["n"] > 0]
     if not bins:
-        raise InputError("plot('calibration'): the sites sent no calibration for this family; use plot('residuals').")
+        cause = (
+            "no site has the 200 rows from which on one tells it"
+            if fit.family == "binomial"
+            else "only binomial has it"
+        )
+        raise InputError(f"plot('calibration'): the sites sent no calibration ({cause}): use plot('coefficients').")
     predicted, observed, n = (np.array([row[key] for row in bins], float) for key in ("predicted", "observed", "n"))
     if fit.family == "binomial":
         z = Reference().width(level)

@@ -15,14 +15,13 @@ from fedual.glm.inference import Use, check_level, chosen
 from fedual.glm.schema import Design, design
 
 Kind = Literal["mean", "observation", "link"]
-QUANTILES = "quantiles of the family's distribution at the estimated mean"
 INTERVALS = {
     "link": "of the linear predictor",
     "mean": "of the mean, from that of the linear predictor",
-    "observation": QUANTILES,
+    "observation": "quantiles of the family's distribution at the estimated mean",
+    "gaussian observation": "t quantiles, with the variance of the mean and of an observation",
 }
 """What an interval is, by kind."""
-NORMAL = "t quantiles, with the variance of the mean and of an observation"
 
 
 def predict(
@@ -55,12 +54,11 @@ def predict(
         link, se, bounds = _means(fit, link, se, bounds)
     if kind == "observation":
         link, se, bounds = _observations(fit, rows, link, se, level)
-    found = pd.DataFrame(math.nan, frame.index, ["fit", "se", "lower", "upper"])
-    found.iloc[rows.kept] = np.column_stack([link, se, *bounds])
-    found.attrs = {"kind": kind, "level": level, "interval": INTERVALS[kind]}
-    if (kind, fit.family) == ("observation", "gaussian"):
-        found.attrs["interval"] = NORMAL
-    return found
+    predicted = pd.DataFrame(math.nan, frame.index, ["fit", "se", "lower", "upper"])
+    predicted.iloc[rows.kept] = np.column_stack([link, se, *bounds])
+    what = INTERVALS.get(f"{fit.family} {kind}", INTERVALS[kind])
+    predicted.attrs = {"kind": kind, "level": level, "interval": what}
+    return predicted
 
 
 def _means(

@@ -31,8 +31,12 @@ class Prior:
     terms: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        named = {f"the sd of {term!r}": pair[1] for term, pair in self.terms.items()}
-        for name, value in {"sd": self.sd, "intercept_sd": self.intercept_sd, **named}.items():
+        sds: dict[str, Any] = {"sd": self.sd, "intercept_sd": self.intercept_sd}
+        for term, pair in self.terms.items():
+            if not (isinstance(pair, tuple | list) and len(pair) == 2 and _is_finite(pair[0])):
+                raise InputError(f"The prior of {term!r} is {pair!r}: give (mean, sd).")
+            sds[f"sd of {term!r}"] = pair[1]
+        for name, value in sds.items():
             if not isinstance(value, int | float) or not value > 0:
                 raise InputError(f"The prior's {name} is {value!r}: give a positive number, or infinity for flat.")
 
@@ -60,7 +64,8 @@ class Prior:
             dim: P.
         """
         if unknown := [term for term in self.terms if term not in terms or term == INTERCEPT]:
-            raise InputError(f"The prior names the slope {unknown[0]!r}: {hint(unknown[0], terms)}")
+            slopes = [term for term in terms if term != INTERCEPT]
+            raise InputError(f"The prior names the slope {unknown[0]!r}: {hint(unknown[0], slopes)}")
         mean, precision = torch.zeros(dim, dtype=scale.dtype), torch.zeros(dim, dtype=scale.dtype)
         for j, term in enumerate(terms):
             at, sd = 0.0, self.sd * unit
@@ -85,12 +90,18 @@ class Prior:
         return cls(number(values["sd"]), number(values["intercept_sd"]), terms)
 
 
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 FLAT = Prior(math.inf, math.inf)
 """No prior: maximum likelihood alone."""
+PriorLike = Prior | str | float | Mapping[str, tuple[float, float]]
+"""A prior as a user writes it: also "default", "flat", the slopes' sd, or `term → (mean, sd)`."""
 
 
-def prior(given: "Prior | str | float | Mapping[str, tuple[float, float]]") -> Prior:
-    """A prior from what a user writes: "default", "flat", the slopes' sd, or `term → (mean, sd)`."""
+def prior(given: PriorLike) -> Prior:
+    """The prior that a user means."""
     if isinstance(given, Prior):
         return given
     if isinstance(given, Mapping):
@@ -99,6 +110,6 @@ def prior(given: "Prior | str | float | Mapping[str, tuple[float, float]]") -> P
         return Prior() if given == "default" else FLAT
     try:
         sd = float(given)
-    except ValueError:
+    except (TypeError, ValueError):
         raise InputError(f"prior = {given!r}: give 'default', 'flat', the sd of slopes, or a Prior.") from None
     return Prior(sd)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import pandas as pd
 
 from fedual.glm import export, plots, prediction
-from fedual.glm.anova import Anova, anova
-from fedual.glm.figures import Convergence, Estimate, Figures, SiteFigures
+from fedual.glm.figures import Figures
 from fedual.glm.heterogeneity import Heterogeneity, heterogeneity
 from fedual.glm.inference import Use, chosen, interval, robust, table
 from fedual.glm.summary import Summary
@@ -16,8 +15,6 @@ from fedual.glm.summary import Summary
 if TYPE_CHECKING:
     import xarray
     from matplotlib.axes import Axes
-
-__all__ = ["Anova", "Convergence", "Estimate", "Fit", "Heterogeneity", "SiteFigures", "Summary", "anova"]
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -17,7 +17,6 @@ from fedual.glm.result import Fit
 from fedual.rundir.atomic import store, writing
 
 ROBUST = ("none", "hc0", "cluster")
-INTACT = "what was there before is intact"
 
 
 def prepare(folder: Path) -> None:
@@ -34,7 +33,10 @@ def check_robust(kind: str) -> None:
 
 def with_errors(fit: Fit, kind: str) -> Fit:
     """The fit with standard errors of this kind: "none" is from the information, the others as in `Fit.robust`."""
-    return fit if kind == "none" else fit.robust(kind)  # type: ignore[arg-type]
+    match kind:
+        case "hc0" | "cluster":
+            return fit.robust(kind)
+    return fit
 
 
 def write(fit: Fit, folder: Path, level: float = 0.95) -> None:
@@ -46,5 +48,5 @@ def write(fit: Fit, folder: Path, level: float = 0.95) -> None:
     fit.save(folder / "fit.json")
     fit.to_json(folder / "figures.json", level)
     fit.to_csv(folder / "table.csv", level)
-    store(folder / "summary.txt", f"{summary}\n".encode(), INTACT)
-    store(folder / "summary.html", f"{page}\n".encode(), INTACT)
+    store(folder / "summary.txt", f"{summary}\n".encode())
+    store(folder / "summary.html", f"{page}\n".encode())

@@ -5,9 +5,9 @@
     last       sites: expansion at m_g ("newton"); λ_g ← λ_0 + Σ_k η_k is then a pooled Newton step, whose length in
                standard errors certifies the result
 
-P_w is weak and no part of the result. Where a site has few rows, round 1 is poor: round 2 then also looks at a linear
-discriminant's solution, and the better of the two points is the next anchor. A point whose objective is worse than the
-best so far is left for Newton steps with a line search from the best.
+P_w is weak and no part of the result. Where a site has few rows, or few of one class, round 1 is poor: round 2 then
+also looks at a linear discriminant's solution, and the better of the two points is the next anchor. A point whose
+objective is worse than the best so far is left for Newton steps with a line search from the best.
 """
 
 import math
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedual.algorithm import ServerState, Totals, server_step
-from fedual.errors import DomainError
+from fedual.errors import DomainError, NotConvergedError
 from fedual.families import Full
 from fedual.glm.messages import Ask, Message, packed_lam, unpacked_lam
 from fedual.glm.plan import METHODS
@@ -28,14 +28,22 @@ from fedual.solvers.newton import solve
 FAMILY = Full()
 ROUNDING = 1e-11
 """Relative rise of the objective that counts as rounding."""
+SMALL = 3
+"""Rows for each coefficient: with fewer at a site, round 1 is poor."""
 STEPS = (0.5, 0.25, 0.1, 0.03)
 """Shorter steps of the line search, beside the full one."""
 NEAR = 0.1
-"""A change of m_g, in standard errors, after which the certificate comes next: its square, over 50, is what is left."""
-WIDE, GROWING = 2.5, 1.5
-"""Without a prior: a standardised coefficient runs away if its standard error is so wide, and grew so much twice."""
-ALIASED = 1e-10
-"""Smallest eigenvalue of the information, scaled to a unit diagonal, of terms that others do not determine."""
+"""A change of m_g, in standard errors, after which the certificate comes next: it leaves about the square over 50."""
+GROWING, SLOW = 1.5, 0.4
+"""Without a prior: a coefficient runs away if its standard error grew so much twice, though steps were below one SE,
+and the last was not much shorter than the one before. Where there is no maximum, the factors are √e and 1/√e."""
+LOST = 0.5
+"""A step at the first certificate, in standard errors, from which on no maximum is in sight: others were below 0.05."""
+PERFECT = 1e-16
+"""Least φ̂ in units of the response's variance: below it rounding would count as steps of many standard errors."""
+ALIASED, EMPTY = 1e-10, 1e-13
+"""Smallest eigenvalue of the information, scaled to a unit diagonal, of terms that others do not determine; and the
+smallest entry of its diagonal, relative to the largest, of a column that is not constant at each site."""
 
 
 @dataclass
@@ -50,7 +58,9 @@ class Rounds:
         start: The first λ_g.
         most: Rounds at most.
         tol: The largest next step, in standard errors, of a result that counts as converged.
-        null: The intercept of the model without covariates, improved in every round; None if it has none.
+        rows: Of all sites.
+        null: The intercept of the model without covariates; None if it has none.
+        null_is_final: False if every round is to improve it by a Newton step.
         history: A record for each round.
     """
 
@@ -61,6 +71,7 @@ class Rounds:
     start: Tensor
     most: int
     tol: float
+    rows: int
     null: float | None = None
     null_is_final: bool = True
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -71,7 +82,10 @@ class Rounds:
         self.previous, self.anchor = "", "eta"
         self.replies: Mapping[str, Message] = {}
         self.etas: dict[str, Tensor] = {}
+        self.dispersion = 1.0  # φ̂ where the family has one to estimate: deviance / rows at the last certificate
         self._widths: list[Tensor] = []
+        self._steps = torch.zeros(0)  # of m_g in the last round, in standard errors
+        self._visited: list[tuple[float, Tensor, Tensor]] = []  # the loss at m_g, m_g, and Σ_k η_k from there
 
     @property
     def mean(self) -> Tensor:
@@ -94,31 +108,34 @@ class Rounds:
 
     def exchange(self, method: str, tensors: Mapping[str, Tensor] | None = None) -> float:
         """One round: ask all sites, and take λ_g ← λ_0 + Σ_k η_k; the objective at the m_g that was sent."""
-        sent, before = self.mean, self.state.lam_g
-        facts = dict(
-            self.facts, method=method, previous=self.previous, anchor=self.anchor,
-            null=None if self.null_is_final else self.null,
-        )  # fmt: skip
-        request = Message(
-            "round",
-            facts,
-            {**self.units, "lam": packed_lam(before), **(tensors or {})},
-        )
+        sent, null = self.mean, None if self.null_is_final else self.null
+        facts = dict(self.facts, method=method, previous=self.previous, anchor=self.anchor, null=null)
+        request = Message("round", facts, {**self.units, "lam": packed_lam(self.state.lam_g), **(tensors or {})})
         self.replies = self.ask(request)
         self.previous, self.anchor = request.digest(), "eta"
-        self._take("eta", method)
-        objective = self.objective(sum(_number(reply.facts["loss"]) for reply in self.replies.values()), sent)
+        if all("deviance" in reply.facts for reply in self.replies.values()):
+            total = sum(float(reply.facts["deviance"]) for reply in self.replies.values())
+            self.dispersion = max(total / self.rows, PERFECT)
+        self._server_step("eta", method)
+        loss = self._total_loss("loss")
+        objective = self.objective(loss, sent)
+        self._visited.append((loss, sent, self.state.eta_sum))
         if self.best is None or objective < self.best[0]:
             self.best = objective, sent
         if not self.null_is_final and self.null is not None:
             parts = [reply.facts["null"] for reply in self.replies.values()]
             slope, curve = torch.tensor(parts, dtype=torch.float64).sum(0).tolist()
             self.null -= slope / curve
-        self.history.append({"kind": method, "loss": objective, "step_se": self._moved(sent)})
+        self._steps = self._steps_se(sent)
+        self.history.append({"kind": method, "loss": objective, "step_se": float(self._steps.max())})
         return objective
 
-    def _take(self, name: str, method: str) -> None:
-        """Line 3, with the sum of the sites' η_k taken anew."""
+    def _total_loss(self, name: str) -> float:
+        """The sum of the losses that the sites told by this name."""
+        return sum(_loss(reply.facts[name]) for reply in self.replies.values())
+
+    def _server_step(self, name: str, method: str) -> None:
+        """Line 3, with the sum of the η_k that the sites sent by this name."""
         self.etas = {site: unpacked_lam(reply.tensors[name]) for site, reply in self.replies.items()}
         eta = torch.stack(list(self.etas.values())).sum(0)
         number, change = len(self.etas), eta - self.state.eta_sum
@@ -133,43 +150,40 @@ class Rounds:
                 "determine, or fit under a prior with estimate='posterior'."
             )
 
-    def run(self, plan: int, rows: Mapping[str, int], weight: float, scaled: bool, runaway: bool) -> bool:
+    def run(
+        self, plan: int, smallest: float, weight: float, scaled: bool, runaway: bool = False, lost: float = math.inf
+    ) -> bool:
         """Cavity rounds, then certificates until the next step is short; True if it is at most `tol`.
 
         Args:
             plan: Cavity rounds, fewer if m_g rests before.
-            rows: Of every site.
+            smallest: Rows of the smallest site.
             weight: The sum of all weights.
             scaled: Lengthen a linear discriminant's solution, as suits the binomial family.
             runaway: Stop with `SeparatedError` when there is no maximum of the likelihood.
+            lost: Stop with `SeparatedError` also when the step at a certificate is longer.
         """
         first = self.mean
-        small = min(rows.values()) < 3 * len(first) and self.state.round == 0
-        discriminant = None
+        small = smallest < SMALL * len(first) and self.state.round == 0
+        look = first if small else None
         for r in range(plan):
-            look = {"look": first} if small and r == 0 else {}
-            if discriminant is not None and r == 1:
-                look = {"look": discriminant}
-            objective = self.exchange("cavity", look)
-            if small and r == 0:
-                discriminant = self._discriminant(first, weight, scaled)
-            elif look:
-                assert discriminant is not None
-                at_look = self.objective(
-                    sum(_number(reply.facts["look"]) for reply in self.replies.values()), discriminant
-                )
-                if at_look < objective:
-                    self.best = at_look, discriminant
+            objective = self.exchange("cavity", {} if look is None else {"look": look})
+            if look is not None and r == 0:
+                look = self._discriminant(first, weight, scaled)
+            elif look is not None:
+                if (at_look := self.objective(self._total_loss("look"), look)) < objective:
+                    self.best = at_look, look
                     self.anchor, objective = "look", at_look
-                    self._take("look", "newton")
+                    self._server_step("look", "newton")
+                look = None
             self._require_descent(objective)
             if runaway:
                 self._require_maximum()
             if self.history[-1]["step_se"] < NEAR or self.left <= 1:
                 break
-        return self._certify(runaway)
+        return self._certify(runaway, lost)
 
-    def _certify(self, runaway: bool) -> bool:
+    def _certify(self, runaway: bool, lost: float) -> bool:
         while True:
             objective = self.exchange("newton")
             if self.history[-1]["step_se"] <= self.tol and self._is_best(objective):
@@ -179,6 +193,8 @@ class Rounds:
             self._require_descent(objective)
             if runaway:
                 self._require_maximum()
+            if self.history[-1]["step_se"] > lost:
+                raise SeparatedError((self._steps > lost).nonzero()[:, 0].tolist(), self.history[-1]["step_se"])
 
     def _is_best(self, objective: float) -> bool:
         assert self.best is not None
@@ -195,7 +211,7 @@ class Rounds:
             points = torch.stack([point + t * step for t in STEPS])
             objective = self.exchange("newton", {"points": points})
             for i, shorter in enumerate(points):
-                loss = sum(_number(reply.facts["losses"][i]) for reply in self.replies.values())
+                loss = sum(_loss(reply.facts["losses"][i]) for reply in self.replies.values())
                 if (value := self.objective(loss, shorter)) < self.best[0]:
                     self.best = value, shorter
 
@@ -204,8 +220,9 @@ class Rounds:
         self._widths.append(torch.linalg.inv(self.precision).diagonal().sqrt())
         if len(self._widths) > 2:
             first, second, third = self._widths[-3:]
-            away = (third > WIDE) & (third > GROWING * second) & (second > GROWING * first)
-            if away.any():
+            before, step = (record["step_se"] for record in self.history[-2:])
+            away = (third > GROWING * second) & (second > GROWING * first)
+            if away.any() and SLOW * before < step < before < 1:
                 raise SeparatedError(away.nonzero()[:, 0].tolist())
         if all(reply.facts["separated"] for reply in self.replies.values()):
             raise SeparatedError([])
@@ -224,6 +241,12 @@ class Rounds:
         self.prior, self.best = prior, None
         self.state = self.state._replace(prior=prior, lam_g=prior + self.state.eta_sum)
 
+    def fall_back(self, prior: Tensor) -> None:
+        """Go on under a prior from the visited point that is best under it, not from where a coefficient ran to."""
+        self.prior, self.best = prior, None
+        _, _, eta = min(self._visited, key=lambda visited: self.objective(*visited[:2]))
+        self.state = self.state._replace(prior=prior, lam_g=prior + eta, eta_sum=eta)
+
     def restart(self, prior: Tensor) -> None:
         """Begin anew under another prior; rounds that were asked for count on."""
         self.prior, self.best, self.previous = prior, None, ""
@@ -231,38 +254,50 @@ class Rounds:
 
     def _require_information(self, eta: Tensor) -> None:
         """Refuse terms that others determine, which only a prior could tell apart."""
+        if silent := [site for site, reply in self.replies.items() if reply.facts["loss"] is None]:
+            raise NotConvergedError(
+                f"The likelihood of site {silent[0]!r} is zero without covariates: check the size of the offset and of "
+                "the response, or choose another link."
+            )
         information = FAMILY.precision(self.prior + eta)
+        empty = information.diagonal() <= EMPTY * information.diagonal().max()
+        if empty.any() and not self.prior.any():
+            raise AliasedError(empty.nonzero()[:, 0].tolist())
         scale = information.diagonal().clamp_min(torch.finfo(eta.dtype).tiny).rsqrt()
         values, vectors = torch.linalg.eigh(information * scale * scale[:, None])
         if values[0] < ALIASED:
             raise AliasedError((vectors[:, 0].abs() > 0.1).nonzero()[:, 0].tolist())
 
-    def _moved(self, sent: Tensor) -> float:
-        """The largest change of m_g in standard errors."""
-        se = torch.linalg.inv(self.precision).diagonal().sqrt()
-        return float(((self.mean - sent) / se).abs().max())
+    def _steps_se(self, sent: Tensor) -> Tensor:
+        """The change of every entry of m_g in standard errors."""
+        se = (self.dispersion * torch.linalg.inv(self.precision).diagonal()).sqrt()
+        return ((self.mean - sent) / se).abs()
 
 
 class IndefiniteError(DomainError):
     """Σ_k S_k and the prior's precision are not positive definite."""
 
 
-class AliasedError(DomainError):
-    """Some terms are combinations of others; `entries` are their positions in θ."""
+class UndeterminedError(DomainError):
+    """The likelihood does not determine θ; `entries` are the positions at fault."""
 
     def __init__(self, entries: list[int]):
-        super().__init__(f"entries {entries} of θ are not determined")
+        super().__init__(f"the likelihood does not determine θ: entries {entries}")
         self.entries = entries
 
 
-class SeparatedError(DomainError):
-    """The likelihood has no maximum; `entries` are the positions in θ of coefficients that run away."""
-
-    def __init__(self, entries: list[int]):
-        super().__init__(f"entries {entries} of θ run away")
-        self.entries = entries
+class AliasedError(UndeterminedError):
+    """Some terms are combinations of others."""
 
 
-def _number(loss: float | None) -> float:
+class SeparatedError(UndeterminedError):
+    """The likelihood has no maximum: coefficients run away; if a `step` is left, none is in sight."""
+
+    def __init__(self, entries: list[int], step: float | None = None):
+        super().__init__(entries)
+        self.step = step
+
+
+def _loss(loss: float | None) -> float:
     """A loss as sites tell it: None is infinite."""
     return math.inf if loss is None else float(loss)

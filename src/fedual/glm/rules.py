@@ -31,7 +31,7 @@ class Guards:
     min_cell: int = 5
     min_pair: int = 5
     min_effective_rows: float = 5.0
-    max_rounds: int = 8
+    max_rounds: int = 10
     numbers_per_unknown: float = 0.5
     numbers_per_exposed: float = 1.5
     min_difference: int = 5

@@ -27,6 +27,7 @@ from fedual.glm.design import design as design
 from fedual.glm.formula import Formula
 
 MAX_LEVELS = 1000
+"""Levels of a column: with more it is hardly a factor, and its levels may name single rows."""
 
 
 def describe(

@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedual.errors import InputError, hint, require_count, require_positive
 from fedual.glm.distributions import distribution
-from fedual.glm.prior import Prior, prior
+from fedual.glm.figures import SiteEffects
+from fedual.glm.prior import Prior, PriorLike, prior
 
-ESTIMATES = ("ml", "posterior", "both", "variational")
-SITES = ("pooled", "fixed")
+EstimateKind = Literal["ml", "posterior", "both", "variational"]
+"""What the rounds find."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Settings:
         estimate: What the rounds find: "ml" the maximum likelihood, from whose quadratic the posterior follows;
             "posterior" the posterior's mode alone; "both"; "variational" the maximum likelihood, and the best Gaussian.
         levels: The levels of categorical variables, in order; what the sites have if a variable is not named.
-        max_rounds: Rounds at most, the certificate included, the handshake not; more for a variational posterior.
+        max_rounds: Rounds at most, the certificate included, the handshake not. As many again follow where the
+            posterior is expanded by itself ("both", and after separation), more for a variational one.
         tol: The next step, in standard errors, at which a result counts as converged.
         cavity_rounds: Rounds before the certificate; 3, fewer where the estimate rests before, unless given.
     """
@@ -41,29 +43,38 @@ class Settings:
     offset: str | None = None
     trials: str | None = None
     event: str | None = None
-    site: Literal["pooled", "fixed"] = "pooled"
-    prior: Prior | str | float | Mapping[str, tuple[float, float]] = "default"
-    estimate: Literal["ml", "posterior", "both", "variational"] = "ml"
+    site: SiteEffects = "pooled"
+    prior: PriorLike = "default"
+    estimate: EstimateKind = "ml"
     levels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     max_rounds: int = 8
     tol: float = 1e-4
     cavity_rounds: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("weights", "offset", "trials"):
+            if not isinstance(value := getattr(self, name), str | None):
+                raise InputError(f"{name} is a {type(value).__name__}: name a column of the tables.")
+        given = self.levels or {}
+        if not isinstance(given, Mapping) or any(isinstance(each, str) for each in given.values()):
+            raise InputError(f"levels = {self.levels!r}: give a list of levels for each column, {{'sex': ['f', 'm']}}.")
         kind = distribution(self.family, self.link)
         object.__setattr__(self, "link", kind.link)
-        object.__setattr__(self, "prior", prior(self.prior))
-        levels = {name: tuple(map(str, each)) for name, each in (self.levels or {}).items()}
+        under = prior(self.prior)
+        object.__setattr__(self, "prior", under)
+        levels = {name: tuple(map(str, each)) for name, each in given.items()}
         object.__setattr__(self, "levels", levels)
-        for name, known in (("estimate", ESTIMATES), ("site", SITES)):
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} = {getattr(self, name)!r}: {hint(getattr(self, name), known)}")
+        for name, each in levels.items():
+            if twice := [level for level in each if each.count(level) > 1]:
+                raise InputError(f"levels= names the level {twice[0]!r} of {name!r} twice: name it once.")
+        for name, value, known in (("estimate", self.estimate, EstimateKind), ("site", self.site, SiteEffects)):
+            if value not in get_args(known):
+                raise InputError(f"{name} = {value!r}: {hint(value, get_args(known))}")
         require_count("max_rounds", self.max_rounds, least=2)
         require_positive("tol", self.tol)
         if self.cavity_rounds is not None:
             require_count("cavity_rounds", self.cavity_rounds)
-        assert isinstance(self.prior, Prior)
-        if self.prior.flat and self.estimate != "ml":
+        if under.flat and self.estimate != "ml":
             raise InputError(f"estimate = {self.estimate!r} with a flat prior: give a prior, or estimate='ml'.")
         if self.trials is not None and self.family != "binomial":
             raise InputError(
@@ -77,9 +88,8 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        assert isinstance(self.prior, Prior)
         levels = {name: list(each) for name, each in self.levels.items()}
-        return {**asdict(self), "prior": self.prior.to_dict(), "levels": levels}
+        return {**asdict(self), "prior": prior(self.prior).to_dict(), "levels": levels}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Settings":

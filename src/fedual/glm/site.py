@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedual.algorithm import Broadcast, ClientState, client_step
-from fedual.errors import DataError, InputError, in_one_line
+from fedual.errors import DataError, DomainError, InputError, NotConvergedError, in_one_line
 from fedual.families import Full
 from fedual.glm import schema as schemas
 from fedual.glm.closing import deviance, figures, null_expansion
@@ -97,6 +97,12 @@ class Site:
         except (KeyError, TypeError, IndexError) as error:
             what = f"the federation's {message.kind!r} cannot be read ({in_one_line(error)})"
             raise InputError(f"Site {self.name!r}: {what}: run the same version of fedual everywhere.") from error
+        except (DomainError, NotConvergedError, torch.linalg.LinAlgError) as error:  # pyright: ignore[reportPrivateImportUsage]
+            remedy = "rescale the response, the offset or the columns, or choose another link"
+            failure = DataError(f"Site {self.name!r}: its sums are no finite numbers at an estimate: {remedy}.")
+            if self.guard is not None:
+                self.guard.failed(failure)
+            raise failure from error
         except DataError as error:
             if self.guard is not None and message.kind != "describe":  # expressions that the server chose ask the table
                 self.guard.failed(error)
@@ -149,7 +155,7 @@ class Site:
         design = self._read(model.schema)
         if self.guard is not None:
             self.guard.afford(usual_numbers(design.x.shape[1] + len(model.distribution.extra)))
-        y, weight = _proportions(design, model)
+        y, weight = self._responses(design, model)
         centre = design.x.mean(0)
         spread = torch.stack([(chunk - centre).square().sum(0) for chunk in design.x.split(CHUNK)]).sum(0)
         mean = (weight @ y) / weight.sum()
@@ -169,14 +175,18 @@ class Site:
         mean = Full().mean(lam_g)
         method = METHODS[facts["method"]]
         dual = self._recalled(facts["previous"], facts["anchor"], lam_g)
-        loss = _told(likelihood.expand(mean).loss)  # where the solvers begin: computed once
+        loss = _finite(likelihood.expand(mean).loss)  # where the solvers begin: computed once
         self._check_points(likelihood, mean[None])
         kept, reply = {"eta": dual}, {"loss": loss, "separated": likelihood.separated(mean)}
         if loss is not None:
-            _, state = client_step(method, Broadcast(lam_g), ClientState(dual[None], None, {}), likelihood)
+            before = ClientState(dual[None], None, {})
+            step = lambda method: client_step(method, Broadcast(lam_g), before, likelihood)[1]
+            try:
+                state = step(method)
+            except NotConvergedError:  # its own mode may be at the edge of what the link allows
+                state = step(METHODS["newton"])
             if facts["method"] == "cavity" and not facts["previous"] and likelihood.hides(mean):
-                method = METHODS["anchored"]
-                _, state = client_step(method, Broadcast(lam_g), ClientState(dual[None], None, {}), likelihood)
+                state = step(METHODS["anchored"])
             assert state.eta is not None
             if facts["method"] == "variational":
                 likelihood.expand(mean)  # the quadrature has many points: the guard sees the one in the middle
@@ -188,7 +198,7 @@ class Site:
             kept["look"], reply["look"] = self._expanded(likelihood, message.tensors["look"], dual)
         if "points" in message.tensors:
             self._check_points(likelihood, message.tensors["points"])
-            reply["losses"] = [_told(likelihood.loss(point)) for point in message.tensors["points"]]
+            reply["losses"] = [_finite(likelihood.loss(point)) for point in message.tensors["points"]]
         if facts["null"] is not None:
             reply["null"] = null_expansion(likelihood, mean, facts["null"])
         self._keep(message.digest(), kept)
@@ -197,13 +207,13 @@ class Site:
     def _figures(self, message: Message) -> Message:
         facts, likelihood, theta = message.facts, self._standardised(message), message.tensors["theta"]
         self._check_points(likelihood, theta[None])
-        found, tensors = figures(likelihood, theta, facts["null"], facts["dispersion"], facts["unit"], self.least)
+        found, tensors = figures(likelihood, theta, facts["null"], facts["dispersion"], self.least)
         return Message("figures", found, tensors)
 
     def _expanded(self, likelihood: Likelihood, point: Tensor, dual: Tensor) -> tuple[Tensor, float | None]:
         """What η_k is after a "newton" round at a point, and the loss there; η_k as it is if that is infinite."""
         found = likelihood.expand(point)
-        if _told(found.loss) is None:
+        if not found.loss.isfinite():
             return dual, None
         self._check_point(likelihood)
         shift = found.hessian @ point - found.gradient
@@ -238,21 +248,32 @@ class Site:
         return self._design[1]
 
     def _standardised(self, message: Message) -> Likelihood:
-        """The likelihood of columns in the federation's units; it takes the place of the design in memory."""
-        centre, scale = message.tensors["centre"], message.tensors["scale"]
-        key = Message("", {"model": message.facts["model"]}, {"centre": centre, "scale": scale}).digest()
+        """The likelihood of columns in the federation's units; it takes the place of the design in memory.
+
+        Gaussian errors have a unit, too: `tol` and the weak prior of the start would depend on that of the response.
+        """
+        centre, scale, unit = message.tensors["centre"], message.tensors["scale"], float(message.facts["unit"])
+        facts = {"model": message.facts["model"], "unit": unit}
+        key = Message("", facts, {"centre": centre, "scale": scale}).digest()
         if self._likelihood is None or self._likelihood[0] != key:
             model = Model.from_facts(message.facts["model"])
             design = self._read(model.schema)
             self._design = None
-            y, weight = _proportions(design, model)
-            if objection := model.distribution.objection(y):
-                raise DataError(
-                    f"Site {self.name!r}: the response {model.schema.formula.partition('~')[0].strip()!r} {objection}."
-                )
+            y, weight = self._responses(design, model)
             x = design.x.sub_(centre).div_(scale)
+            weight = weight / unit**2
             self._likelihood = key, Likelihood(model.distribution, x, y, weight, design.offset, model.own_intercept)
         return self._likelihood[1]
+
+    def _responses(self, design: Design, model: Model) -> tuple[Tensor, Tensor]:
+        """The response and the weights: successes of several trials are a proportion that counts as often."""
+        y, weight = design.y, design.weights
+        if model.distribution.name == "binomial":
+            y, weight = y / design.trials, weight * design.trials
+        if objection := model.distribution.objection(y):
+            response = model.schema.formula.partition("~")[0].strip()
+            raise DataError(f"Site {self.name!r}: the response {response!r} {objection}.")
+        return y, weight
 
     def _recalled(self, previous: str, anchor: str, like: Tensor) -> Tensor:
         """η_k as the federation used it last; zero if this site does not know it."""
@@ -266,7 +287,7 @@ class Site:
     def _keep(self, digest: str, kept: dict[str, Tensor]) -> None:
         self._eta = {digest: kept}
         if self.memory is not None:
-            self.memory.parent.mkdir(parents=True, exist_ok=True)
+            atomic.make_private(self.memory.parent)
             content = checksum.seal(kept, {"digest": digest})
             atomic.store(self.memory, content, "the site's last answer was not sent")
 
@@ -285,13 +306,6 @@ def variables(schema: Schema) -> dict[str, int]:
     return {name: numbers(name) for name in (*formula.variables, *schema.columns.names())}
 
 
-def _told(loss: Tensor) -> float | None:
+def _finite(loss: Tensor) -> float | None:
     """A loss as a JSON value; None if it is infinite."""
     return float(loss) if loss.isfinite() else None
-
-
-def _proportions(design: Design, model: Model) -> tuple[Tensor, Tensor]:
-    """The response and the weights: successes of several trials are a proportion that counts as often."""
-    if model.distribution.name != "binomial":
-        return design.y, design.weights
-    return design.y / design.trials, design.weights * design.trials

@@ -14,9 +14,10 @@ from formulaic.transforms import basis_spline, natural_cubic_spline
 from fedual.errors import InputError
 from fedual.glm.transforms import MAX_DEGREE, State, Transform, is_count, is_number, require
 
-CELLS = 64
-SPREAD = 4.0
+CELLS, SPREAD = 64, 4.0
+"""Cells of a histogram, and sds that they reach to either side of the mean: knots are exact to an eighth of an sd."""
 MAX_KNOTS = 50
+"""Beyond all in use; it bounds the size of a design before any site makes it."""
 EXTRAPOLATIONS = ("raise", "clip", "zero", "extend")
 
 

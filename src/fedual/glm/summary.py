@@ -2,15 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 import pandas as pd
 
 from fedual.glm.figures import Figures
 from fedual.glm.heterogeneity import Heterogeneity, heterogeneity
-from fedual.glm.inference import Use, chosen, has, interval, likelihood_test, ratio_name, reference, table
-from fedual.glm.layout import Block, Facts, Grid, Notes, html, number, p_value, p_words, percent, ratio, rounded, text
+from fedual.glm.inference import available, chosen, has, interval, likelihood_test, ratio_name, reference, table
+from fedual.glm.layout import Block, Facts, Grid, Notes, Page, number, p_value, p_words, percent, ratio, rounded
 
 SHOWN = 12  # sites that are listed one by one, and warnings; more are counted
 OVERDISPERSED = 1.5  # Pearson's χ²/df above which counts are said to vary more than their family allows
@@ -28,7 +27,7 @@ COVARIANCES = {
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Summary:
+class Summary(Page):
     """What `print(fit.summary())` and notebooks show, see `Fit.summary`."""
 
     fit: Figures
@@ -38,18 +37,7 @@ class Summary:
         """The coefficients, as in `Fit.table`."""
         return table(self.fit, self.level)
 
-    def html(self) -> str:
-        """A fragment of HTML that loads nothing; all names are escaped."""
-        return html(self.blocks())
-
-    def _repr_html_(self) -> str:
-        return self.html()
-
-    def __repr__(self) -> str:
-        return text(self.blocks())
-
-    def blocks(self) -> list[Block]:
-        """Everything, in order."""
+    def blocks(self) -> list[Block]:  # noqa: D102 (`Page` documents it)
         compared = heterogeneity(self.fit)
         blocks: list[Block] = [Facts(self._model(compared)), coefficients(self.fit, self.level)]
         if (ratios := self._ratios()) is not None:
@@ -66,9 +54,11 @@ class Summary:
         fit = self.fit
         dropped = sum(sum(site.missing.values()) for site in fit.sites)
         rows = f"{fit.n:,} at {len(fit.sites)} site{'s' * (len(fit.sites) != 1)}"
+        event = fit.schema.event
         facts = [
             ("Formula", fit.formula),
             ("Family", f"{fit.family}, link {fit.link}"),
+            *[("Event", f"{fit.response} = {event}")] * (event is not None),
             ("Rows", rows + (f"; {dropped:,} values are missing" if dropped else "")),
         ]
         columns = {name: getattr(fit.schema, name) for name in ("weights", "offset", "trials")}
@@ -94,9 +84,8 @@ class Summary:
         ]
         if name is None or not slopes:
             return None
-        uses: list[Use] = [use for use in get_args(Use) if has(fit, use)]
         header, columns = [""], []
-        for use in uses:
+        for use in available(fit):
             estimate, of = chosen(fit, use)
             header += ["exp(β)" if use == "ml" else "posterior", "lower", "upper"]
             with np.errstate(over="ignore"):
@@ -163,11 +152,12 @@ def _fit_figures(fit: Figures) -> list[tuple[str, str]]:
     if fit.ml is not None and fit.has_intercept and fit.df_model:
         name, statistic, p = likelihood_test(fit, fit.null_loglik, fit.null_deviance, fit.df_model)
         df = f"{fit.df_model}" if fit.known_dispersion else f"{fit.df_model} and {fit.df_resid:,}"
-        facts.append(("Against null", f"{name} = {number(statistic)} on {df} df, {p_words(p)}"))
+        held = "" if fit.alpha is None else "; alpha held, anova() finds it anew"
+        facts.append(("Against null", f"{name} = {number(statistic)} on {df} df, {p_words(p)}{held}"))
     if fit.ml is not None:
         facts.append(("AIC, BIC", f"{number(fit.aic)}, {number(fit.bic)}"))
     if fit.known_dispersion:
-        if not math.isnan(fit.pseudo_r2):
+        if not math.isnan(fit.pseudo_r2) and fit.df_model:
             facts.append(("Pseudo-R²", f"{number(fit.pseudo_r2)} (McFadden)"))
         if fit.df_resid > 0:
             facts.append(("Pearson χ²/df", number(fit.pearson / fit.df_resid)))

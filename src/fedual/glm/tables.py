@@ -1,6 +1,7 @@
 """Sites' tables, from wherever they are: CSV or Parquet files, data frames, columns, arrays, or functions."""
 
 import csv
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedual.data.tables import MISSING
-from fedual.errors import DataError, FedualError, InputError, import_optional, in_one_line
+from fedual.data.tables import MISSING, read_parquet
+from fedual.errors import DataError, FedualError, InputError, in_one_line
 
 Source = (
     str
@@ -24,6 +25,8 @@ Source = (
 """A table: the path of a .csv or .parquet file, a data frame, columns by name, (X, y), or a function returning one."""
 
 REMEDY = "give a data frame, the path of a CSV or Parquet file, columns by name, (X, y), or a function that returns one"
+INDEX = re.compile(r"__index_level_\d+__")
+"""Columns in which pandas stores the labels of rows that are not in order: no variables."""
 _MISSING = {form for text in MISSING for form in (text, text.upper(), text.capitalize(), text.replace("n", "N"))}
 
 
@@ -185,13 +188,9 @@ def _csv(path: Path, site: str) -> pd.DataFrame:
 
 
 def _parquet(path: Path, site: str) -> pd.DataFrame:
-    parquet = import_optional(str(path), "pyarrow.parquet", "'fedual[parquet]'", DataError)
-    from pyarrow import ArrowException
-
     try:
-        with path.open("rb") as file:
-            table = parquet.ParquetFile(file).read(use_threads=False)
-    except ArrowException as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"Site {site!r}: {path} is damaged or no Parquet file ({reason}): save it again.") from None
+        table = read_parquet(path)
+    except DataError as error:
+        raise DataError(f"Site {site!r}: {error}") from None
+    table = table.drop_columns([name for name in table.column_names if INDEX.fullmatch(name)])
     return table.to_pandas(ignore_metadata=True, split_blocks=True, self_destruct=True)

@@ -21,6 +21,7 @@ from formulaic.materializers.types import FactorValues
 from fedual.errors import InputError
 
 MAX_DEGREE = 10
+"""Of polynomials, which need sums of powers up to twice the degree, and of the pieces of splines."""
 
 State = Mapping[str, Any]
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from fedual.errors import DataError
 
+INTACT = "what was there before is intact"
+
 
 def write(path: Path, content: bytes) -> None:
     """Write a file and wait until it is on disk."""
@@ -52,7 +54,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def writing(path: Path, nbytes: int, remains: str) -> Iterator[None]:
+def writing(path: Path, nbytes: int, remains: str = INTACT) -> Iterator[None]:
     """Turn an OSError (full disk or quota, missing permission, broken device) into a DataError of one sentence.
 
     It names the path, its size in bytes, and what remains intact if writing fails.
@@ -64,7 +66,13 @@ def writing(path: Path, nbytes: int, remains: str) -> Iterator[None]:
         raise DataError(f"{cause}; make room or allow writing, then resume or try again: {remains}.") from error
 
 
-def store(path: Path, content: bytes, remains: str) -> None:
+def store(path: Path, content: bytes, remains: str = INTACT) -> None:
     """`replace` a file, with the error of `writing`."""
     with writing(path, len(content), remains):
         replace(path, content)
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that nobody but its owner can read, unless it is there."""
+    with writing(folder, 0, "nothing was changed"):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)

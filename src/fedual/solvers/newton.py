@@ -10,6 +10,7 @@ expansion at θ_k, which the dual step with γ = ρ makes the new η_k = (H_k θ
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from fedual.algorithm.method import Solution, Subproblem
 from fedual.errors import InputError
 from fedual.families import Delta, Full
-from fedual.solvers.base import Loss, Moments, Stateless, not_converged, require_finite, stationary
+from fedual.solvers.base import Loss, Stateless, not_converged, require_finite, stationary
 
 RIDGE = 1e-10
 """Weight of a proximal term at m_g, in units of q_g's precision: a small client's cavity may be singular."""
@@ -25,6 +26,8 @@ FLOOR = 1e-13
 """Smallest eigenvalue of a scaled Hessian, relative to the largest."""
 ROUNDING = 1e-12
 """Relative rise of F that counts as rounding."""
+MOST_HALVINGS = 34
+"""Lengths of a step that are tried, down to 1e-10 of it: beyond, F does not fall along it."""
 
 
 @dataclass(frozen=True)
@@ -45,48 +48,49 @@ class Newton(Stateless):
         """λ_k `(1, R, P)` of one client."""
         family, losses, tau = Full(), problem.losses, problem.tau[0]
         scale = family.precision(problem.lam_g).diagonal() * RIDGE
-        start = family.mean(problem.lam_g)
+        theta = family.mean(problem.lam_g)
         cavity = problem.rho * problem.lam_g - problem.eta[0]
-        pull, curve = cavity[0] + scale * start, family.precision(cavity) + torch.diag(scale)
-
-        def look(theta: Tensor) -> tuple[Tensor, Moments]:
-            found = expansion(losses, theta)
-            return found.value[0] / tau - pull @ theta + theta @ curve @ theta / 2, found
-
+        pull, curve = cavity[0] + scale * theta, family.precision(cavity) + torch.diag(scale)
         if self.anchor:
-            hessian = expansion(losses, start).hessian
-            assert hessian is not None
-            hold = self.anchor / tau * hessian[0]
-            pull, curve = pull + hold @ start, curve + hold
-        theta = start
-        value, found = look(theta)
+            hold = self.anchor / tau * expand(losses, theta).hessian
+            pull, curve = pull + hold @ theta, curve + hold
+        objective = lambda loss, theta: loss / tau - pull @ theta + theta @ curve @ theta / 2
+        found = expand(losses, theta)
+        value = objective(found.loss, theta)
         require_finite(value[None])
         decrement = value.new_tensor(torch.inf)
         for _ in range(self.max_steps):
-            assert found.hessian is not None
-            step = -solve(found.hessian[0] / tau + curve, found.gradient[0] / tau - pull + curve @ theta)
-            decrement = step @ (found.hessian[0] / tau + curve) @ step
+            hessian = found.hessian / tau + curve
+            step = -solve(hessian, found.gradient / tau - pull + curve @ theta)
+            decrement = step @ hessian @ step
             if decrement <= self.tol:
-                break
-            t, before = 1.0, value
-            while True:
-                value, trial = look(theta + t * step)
-                if value <= before + ROUNDING * before.abs():
+                at = family.natural(theta)[None]
+                return stationary(problem, family.natural_gradient(at, found.gradient[None], found.hessian[None]))
+            for halvings in range(MOST_HALVINGS):
+                trial = theta + 0.5**halvings * step
+                found = expand(losses, trial)
+                after = objective(found.loss, trial)
+                if after <= value + ROUNDING * value.abs():
                     break
-                t /= 2
-                if t < 1e-10:
-                    raise not_converged("Newton", "squared decrement", decrement[None], self.tol, self.max_steps)
-            theta, found = theta + t * step, trial
-        else:
-            raise not_converged("Newton", "squared decrement", decrement[None], self.tol, self.max_steps)
-        assert found.hessian is not None
-        gradient = family.natural_gradient(family.natural(theta)[None], found.gradient, found.hessian)
-        return stationary(problem, gradient)
+            else:
+                break
+            theta, value = trial, after
+        raise not_converged("Newton", "squared decrement", decrement[None], self.tol, self.max_steps)
 
 
-def expansion(losses: Loss, theta: Tensor) -> Moments:
-    """ℓ, ∇ℓ and ∇²ℓ of one client at θ `(P,)`, with a client axis."""
-    return losses.moments(Full(), Full().natural(theta)[None], Delta(), curvature="full")
+class Expansion(NamedTuple):
+    """ℓ, ∇ℓ and ∇²ℓ of one client at a θ."""
+
+    loss: Tensor  # ()
+    gradient: Tensor  # (P,)
+    hessian: Tensor  # (P, P)
+
+
+def expand(losses: Loss, theta: Tensor) -> Expansion:
+    """The expansion of one client's loss, given with a client axis, at θ `(P,)`."""
+    found = losses.moments(Full(), Full().natural(theta)[None], Delta(), curvature="full")
+    assert found.hessian is not None
+    return Expansion(found.value[0], found.gradient[0], found.hessian[0])
 
 
 def solve(matrix: Tensor, vector: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ What an error says may come from the table. Only errors that fedual words itself
 of rows; of any other the server learns that there was one. The SuperNode's log has the rest.
 """
 
-import hashlib
 import re
 import tomllib
 import traceback
@@ -23,6 +22,7 @@ from fedual._version import __version__
 from fedual.errors import DataError, FedualError, InputError, hint, in_one_line
 from fedual.flower import wire
 from fedual.flower.client import client_id, state_folder
+from fedual.flower.vault import file_name
 from fedual.glm.flower import payload
 from fedual.glm.flower.answers import answer_once
 from fedual.glm.flower.sites import HELLO
@@ -30,7 +30,7 @@ from fedual.glm.guards import Guard, Guards
 from fedual.glm.messages import Message
 from fedual.glm.site import Site
 from fedual.glm.tables import Source
-from fedual.rundir.atomic import writing
+from fedual.rundir.atomic import make_private
 
 NodeConfig = Mapping[str, Any]
 ROW = re.compile(r"\brow \d+")
@@ -74,7 +74,7 @@ def client_app(source: Callable[[NodeConfig], Source] | None = None, guards: Gua
             return FlowerMessage(payload.pack(respond(message, context, name), **envelope), reply_to=message)
         except FedualError as error:
             log(WARNING, "%s: %s", name, error)
-            refusal = _told(error)
+            refusal = _without_rows(error)
         except Exception as error:  # its text may quote the table
             log(ERROR, traceback.format_exc())
             refusal = f"its SuperNode's log shows an error ({type(error).__name__})"
@@ -83,7 +83,7 @@ def client_app(source: Callable[[NodeConfig], Source] | None = None, guards: Gua
     return app
 
 
-def _told(error: FedualError) -> str:
+def _without_rows(error: FedualError) -> str:
     """What the server learns of an error: no number of a row, and nothing that the error's cause quotes."""
     text, cause = str(error), error.__cause__
     if isinstance(cause, Exception):
@@ -101,7 +101,7 @@ def path_of(config: NodeConfig) -> str:
     return str(path)
 
 
-def guards_of(config: NodeConfig, default: Guards | None = None) -> Guards:
+def guards_of(config: NodeConfig, default: Guards | None) -> Guards:
     """The site's limits: those of the TOML file that its node names, else the default.
 
     Raises:
@@ -124,8 +124,6 @@ def guards_of(config: NodeConfig, default: Guards | None = None) -> Guards:
 
 def site_folder(state: Path, name: str) -> Path:
     """The folder of a site's state, with a readable name that differs for every site; made if it does not exist."""
-    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-    folder = state / f"glm-{re.sub(r'[^A-Za-z0-9]+', '_', name)[:60]}-{digest}"
-    with writing(folder, 0, "nothing was changed"):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # private: η_k discloses something of the table
+    folder = state / f"glm-{file_name(name, name)}"
+    make_private(folder)  # η_k discloses something of the table
     return folder

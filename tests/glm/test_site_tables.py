@@ -179,3 +179,11 @@ class TestArrays:
         with pytest.raises(DataError, match=message) as caught:
             read(source, "a")
         assert "Site 'a'" in str(caught.value)
+
+
+def test_the_labels_of_rows_in_a_parquet_file_are_no_column(tmp_path):
+    """pandas stores them where the rows are not in order; a dot in the formula would take them for a variable."""
+    pytest.importorskip("pyarrow")
+    frame = pd.DataFrame({"x": [1.0, 2.0, 3.0]}, index=[2, 0, 1])
+    frame.to_parquet(tmp_path / "north.parquet")
+    assert list(read(tmp_path / "north.parquet", "north").columns) == ["x"]

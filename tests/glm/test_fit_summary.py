@@ -253,3 +253,19 @@ def test_p_values_and_figures():
     assert [layout.number(x) for x in (12345.678, 0.12345, 0.00123, 0.0, None, 3e12)] == [
         "12,345.68", "0.1235", "0.00123", "0", "–", "3e+12",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("event", "shown"), [(None, "y = well"), ("sick", "y = sick")])
+def test_the_class_that_counts_as_1_is_shown(event: str | None, shown: str):
+    table = simulated("binomial").assign(y=lambda frame: np.where(frame.y == 1, "well", "sick"))
+    fit = glm.fit("y ~ age", {"one": table}, family="binomial", event=event)
+    assert f"Event               {shown}\n" in str(fit.summary())
+    assert "Event" not in str(glm.fit("y ~ age", {"one": simulated("binomial")}, family="binomial").summary())
+
+
+def test_the_null_model_of_a_negative_binomial_is_said_to_have_the_fits_alpha():
+    sites = {"one": simulated("negative-binomial")}
+    fit, null = (glm.fit(f"y ~ {right}", sites, family="negative-binomial") for right in ("age", "1"))
+    assert "p < 0.001; alpha held, anova() finds it anew" in str(fit.summary())
+    assert fit.null_loglik < null.loglik
+    assert "Pseudo-R²" not in str(null.summary())
