@@ -15,6 +15,7 @@ from studies import calibrated, figures, pages, records, robustness, scaling, ta
 from studies.figures.common import Options
 from studies.regression import commands as regression
 from studies.robustness import Tables
+from studies.small import commands as small
 
 Scenarios = Annotated[list[str] | None, typer.Option("--scenario", help="Run only cells of this scenario; repeatable.")]
 Methods = Annotated[
@@ -147,6 +148,7 @@ app.command()(tuning.tuning)
 app.add_typer(robustness.app, name="robustness")
 app.add_typer(calibrated.app, name="calibrated")
 app.add_typer(regression.app, name="regression")
+app.add_typer(small.app, name="small")
 
 
 def main() -> None:

@@ -117,10 +117,25 @@ class TestRules:
     def test_what_a_client_may_do_depends_on_its_share_alone(self, name):
         """ρτ/N_k, the same for both, and ρK of ADMM do not depend on how many clients or examples there are."""
         of = lambda k, size: ivon(k, k * size, name=name)
-        radii = [of(k, size).rho * of(k, size).tau / size for k in (10, 1000) for size in (50, 5000)]
-        admm = ivon(7, 700)
-        assert radii == pytest.approx([admm.rho * admm.tau / 100] * 4)
+        radii = [of(k, size).rho * of(k, size).tau / size for k in (10, 1000) for size in (500, 5000)]
+        admm = ivon(7, 7000)
+        assert radii == pytest.approx([admm.rho * admm.tau / 1000] * 4)
         assert gamma(of(10, 50)) / gamma(of(1000, 50)) == pytest.approx(100)
+
+    @pytest.mark.parametrize(("clients", "examples"), [(1, 30), (5, 400), (40, defaults.FEW - 1)])
+    @pytest.mark.parametrize("steps", [0.0, 500.0])
+    def test_few_examples_are_weighed_at_temperature_1(self, clients, examples, steps):
+        """λ = N/(ρKτ) is N, however many clients share the examples and however long a round is."""
+        method = ivon(clients, examples, steps=steps)
+        assert method.rho * clients * method.tau == pytest.approx(1)
+        cold = ivon(clients, defaults.FEW, steps=steps)
+        assert method.tau > 100 * cold.tau
+        assert method.rho == cold.rho
+
+    def test_many_examples_keep_their_cold_temperature(self):
+        """From FEW examples on τ is proportional to N: the scenarios' settings do not depend on FEW."""
+        of = lambda examples: ivon(10, examples).tau / examples
+        assert [of(examples) for examples in (1437, 6000, 60_000)] == pytest.approx([of(defaults.FEW)] * 3)
 
     @pytest.mark.parametrize("name", ["ivon-admm", "ivon-pvi"])
     def test_multipliers_move_the_more_the_fewer_clients_take_part(self, name):
@@ -157,7 +172,7 @@ class TestRules:
         clients = [(x[: 6 * (k + 1)], y[: 6 * (k + 1)]) for k, (x, y) in enumerate(pairs(3))]
         run = fit(mlp(), clients, batch_size=1, rounds=1, device="cpu", **local)
         assert run.method == ivon(3, 30, steps=local.get("local_steps", 33 * 30 / 3))
-        assert run.method.tau > ivon(3, 30).tau
+        assert gamma(run.method) < gamma(ivon(3, 30))
 
     def test_what_is_asked_for_is_taken_as_it_is(self):
         method = ivon(7, 100, rho=0.3, damping=0.5)
@@ -321,9 +336,8 @@ class TestClientRules:
         """Its noise is a fraction of the weights, and α/(h + δ) does not contain λ < λ_c, as long as h is h0."""
 
         def means(**settings) -> torch.Tensor:
-            method = methods.spec(
-                "ivon-admm", lr=RoundRate(10.0, UNREACHED, 0.1), beta2=1 - 1e-12, clip=0.0, **settings
-            )
+            cold = {"tau": 1e-7} | settings
+            method = methods.spec("ivon-admm", lr=RoundRate(10.0, UNREACHED, 0.1), beta2=1 - 1e-12, clip=0.0, **cold)
             run = fit(mlp(), pairs(), method, 1, local_steps=1, device="cpu")
             eta = run.store.read(torch.arange(3))["eta"]
             scaled_mean, scaled_precision = (run.server.prior + eta / gamma(run.method)).unbind(1)

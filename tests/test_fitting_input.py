@@ -142,7 +142,10 @@ def test_weights_of_another_number_of_clients_are_refused():
 
 @pytest.mark.parametrize(
     ("times", "options", "words"),
-    [(1.0, {}, []), (1000.0, {}, ["RMS of ", "standardise", "scale="]), (1000.0, {"scale": 1.0}, [])],
+    [
+        *((1.0, {}, []), (1000.0, {}, ["RMS of ", "standardise", "scale="]), (1000.0, {"scale": 1.0}, [])),
+        *((0.01, {}, ["RMS of 0.0", "standardise", "scale=0.0"]), (0.01, {"scale": 0.01}, [])),
+    ],
 )
 def test_inputs_in_another_unit_are_worth_a_word(caplog, times, options, words):
     train(rounds=2, clients=[(times * x, y) for x, y in pairs()], test=None, **options)

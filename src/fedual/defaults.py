@@ -4,6 +4,7 @@
 |--------------|-----------------------|----------------------------|--------------------------------------------------|
 | `RHO`        | ρ (ivon-admm)         | RHO/K                      | ρK is the clients' weight at the server (Eq. 17) |
 | `TAU`        | τ (ivon-admm)         | TAU/RHO · N L²             | ρτ/N_k: how far a client may go from q_g         |
+| `FEW`        | τ (ivon-admm)         | 1/RHO for N < FEW          | Σ_k ρ_kτ is 1, see below                         |
 | `TAU`        | τ (ivon-pvi)          | TAU · N L²/K               | the same where ρ is 1                            |
 | `DAMPING`    | damping (ivon-admm)   | DAMPING/L                  | γ = damping·ρ, see below                         |
 | –            | damping (PVI, FedLap) | 1/K                        | as in the papers                                 |
@@ -28,6 +29,10 @@ clients' weight in the server's step on Σ_k ρ_k. With ρ_k = ρ N_k/(N/K), ρ 
 client and the second is c, whatever K and N are. And ρ_kλ_g outweighs the client's multiplier, which is about the
 fraction N_k/N of Σ_j η_j ≈ λ_g; otherwise the client's problem would have no solution.
 
+With this τ an example counts many thousand times, which trains large networks in few rounds and makes a few hundred
+noisy rows be learnt by heart. Up to `FEW` examples Σ_k ρ_kτ is 1 instead: λ = N_k/(ρ_kτ) is N, so that a client weighs
+its mean loss as if it had all N examples, at temperature 1, against KL(q ‖ q_g).
+
 A multiplier that moves only in every tenth round may move ten times as far: γ is divided by the fraction of clients in
 a round, but is at most ρ/3 (with fewer than three clients ρ/K), because faster multipliers diverge. The more steps a
 client takes in a round, the further it drifts: in long rounds τ, which holds clients at q_g, is larger, and learning
@@ -45,7 +50,7 @@ from fedual.networks.randomness import num_asked
 from fedual.settings import LocalTraining
 from fedual.solvers import HiddenDecay, InitialNoise, RoundRate, RoundReach, StepLimit, Stepper
 
-RHO, TAU, DAMPING, MOMENTUM, HOLD = 20.0, 1.6e-7, 0.1, 0.3, 0.25
+RHO, TAU, FEW, DAMPING, MOMENTUM, HOLD = 20.0, 1.6e-7, 1000, 0.1, 0.3, 0.25
 GAIN, COLDEST, FASTEST, NOISE, LIMIT, DECAY, STRONGEST = 2e7, 6.25e6, 0.1, 0.7, 0.06, 0.1, 3e-3
 REACH, ADAM_MOST = 0.4, 0.01
 REST, EACH, LONG = 10, 600, 200
@@ -92,7 +97,10 @@ RULES: dict[str, dict[str, Rule]] = {
     "ivon-admm": {
         "rho": Rule(f"{RHO:g}/K", lambda f: RHO * float(f.clients) ** -1),
         "damping": Rule(f"{DAMPING:g}/L", lambda f: DAMPING * f.length**-1),
-        "tau": Rule(f"{TAU / RHO:g}·N·L²", lambda f: TAU / RHO * (float(f.examples) * f.length**2)),
+        "tau": Rule(
+            f"{TAU / RHO:g}·N·L²; {1 / RHO:g} if N < {FEW}",
+            lambda f: 1 / RHO if f.examples < FEW else TAU / RHO * (float(f.examples) * f.length**2),
+        ),
         "momentum": Rule(f"{MOMENTUM:g}", lambda f: MOMENTUM),
         "unit": Rule("N/K", lambda f: float(f.clients) ** -1 * float(f.examples)),
         **_IVON,

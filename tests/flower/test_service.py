@@ -125,7 +125,7 @@ def test_the_config_has_the_method_as_data_and_every_round_its_temperature(sites
     assert Evaluation.from_dict(stored["evaluation"]) == server.evaluation
     assert server.resolved.rho == 0.7
     assert [record["tau"] for record in server.history] == [server.resolved.tau] * 2
-    assert server.posterior.tau == server.resolved.tau == 8e-9 * 60  # the rule of `fedual.defaults` with 60 examples
+    assert server.posterior.tau == server.resolved.tau == 1 / 20  # the rule of `fedual.defaults` with 60 examples
 
 
 def test_the_config_of_a_method_of_plain_numbers_has_them(tmp_path):

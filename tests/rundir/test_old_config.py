@@ -9,7 +9,7 @@ import torch
 from flat import fit
 from torch import nn
 
-from fedual import methods, report
+from fedual import defaults, methods, report
 from fedual.algorithm import Method
 from fedual.defaults import Federation, resolve
 from fedual.errors import DataError, InputError
@@ -117,8 +117,9 @@ class TestConversion:
         assert method == methods.build("ivon-admm", **OLD["scenario"]["settings"], weight_decay=0.0, hold=0.0)
 
     @pytest.mark.parametrize(("name", "steps", "text"), TEXTS)
-    def test_rules_are_those_of_today(self, name: str, steps: float, text: str):
-        """To the six digits that were written, also where rounds are long."""
+    def test_rules_are_those_of_today(self, name: str, steps: float, text: str, monkeypatch: pytest.MonkeyPatch):
+        """To the six digits that were written, also where rounds are long; few examples had no τ of their own then."""
+        monkeypatch.setattr(defaults, "FEW", 0)
         old = converted({"method": text, "clients": 3, "examples": 67.0, "local_steps": steps})
         today = resolve(name, Federation(3, 67.0, 1.0, steps)).to_dict()
         assert matched(old, {"method": today})["method"] == today
@@ -171,8 +172,9 @@ class TestFolder:
         assert finished.samples == 3
         assert finished.seed == run.losses.draws.evaluation(1)
 
-    def test_resume(self, tmp_path: Path):
+    def test_resume(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         """From six digits of a rule's number the same run goes on, bit for bit; another one is refused by name."""
+        monkeypatch.setattr(defaults, "FEW", 0)  # few examples had no τ of their own then
         whole = train(2)
         train(1, tmp_path)
         age(tmp_path)

@@ -14,8 +14,8 @@ from fedual.networks.network import Network
 
 logger: logging.Logger = logging.getLogger("fedual")
 FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
-LARGE = 10.0
-"""Warn if the input RMS exceeds this."""
+LARGE, SMALL = 10.0, 0.1
+"""Warn if the input RMS exceeds the one, or if that of every column is below the other."""
 
 
 @contextmanager
@@ -38,8 +38,9 @@ def check(losses: Minibatches, test: tuple[Tensor, Tensor] | None = None) -> Non
             "scale=1 to leave them in 0…255, or convert them."
         )
     if data.x.is_floating_point() and losses.network.scale is None and losses.round == 0:
-        size = float(data.x[:1000].float().square().mean().sqrt())
-        if size > LARGE:
+        squares = data.x[:1000].float().reshape(min(1000, len(data.x)), -1).square().mean(0)
+        size, most = float(squares.mean().sqrt()), float(squares.max().sqrt())
+        if size > LARGE or 0 < most < SMALL:
             logger.warning(
                 "The inputs have an RMS of %.3g, but networks start with weights for inputs around 1: standardise "
                 "them, or give Network(model, scale=%.2g) (scale=1 leaves them as they are).",

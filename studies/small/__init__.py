@@ -1,0 +1,1 @@
+"""Small and noisy tables: the method without a setting beside FedAvg, FedProx and FedDyn."""
