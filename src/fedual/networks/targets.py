@@ -111,13 +111,22 @@ def client_sums(y: Tensor, weight: Tensor | None = None) -> Sums:
     return Sums(weight.sum(), total, weight @ (flat - total / weight.sum()).square())
 
 
-def pooled(sums: Sequence[Sums]) -> Targets:
-    """Mean and sd of all clients' targets: Σ_k squares_k + W_k (ȳ_k − mean)² is the sum of squares about the mean."""
+def mean_and_sd(sums: Sequence[Sums]) -> tuple[Tensor, Tensor]:
+    """Of all clients' values: Σ_k squares_k + W_k (ȳ_k − mean)² is the sum of squares about the mean.
+
+    The sd of what is constant up to rounding is 0.
+    """
     weight, total, squares = (torch.stack(each).cpu() for each in zip(*sums, strict=True))
     mean = total.sum(0) / weight.sum()
     between = weight @ (total / weight[:, None] - mean).square()
     sd = ((squares.sum(0) + between) / weight.sum()).sqrt()
-    return Targets(mean, torch.where(sd <= CONSTANT * mean.abs(), 1.0, sd))
+    return mean, torch.where(sd <= CONSTANT * mean.abs(), 0.0, sd)
+
+
+def pooled(sums: Sequence[Sums]) -> Targets:
+    """Mean and sd of all clients' targets; the sd is 1 where they are constant."""
+    mean, sd = mean_and_sd(sums)
+    return Targets(mean, torch.where(sd == 0, 1.0, sd))
 
 
 def noise_variance(squares: Tensor, weight: float, parameters: float) -> Tensor:
