@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedual.calibration import Calibration, Trained, tempered
+from fedual.calibration import Calibration, Trained, tempered, whole
 from fedual.errors import DataError, FedualError, InputError, import_optional, require_count, require_positive
 from fedual.export import Averaged, save_program
 from fedual.families import Diagonal, FixedPrecision, Full, Gaussian, Isotropic, check, is_point
@@ -187,7 +187,8 @@ class Posterior:
 
         The inputs `(N, ...)` are given as they are stored, and divided by `scale`. The prediction is averaged over
         `samples` draws of θ; with 0 it is made at the mean, as families of fixed precision always do. A regression is
-        predicted in the targets' own unit, with σ times the spread of the draws (see `noise` above).
+        predicted in the targets' own unit, with σ times the spread of the draws (see `noise` above). With `Full` the
+        mean and the sd of outputs that are affine in θ are exact: points of `Full.cubature` take the place of draws.
         """
         outputs = forward(self.network, self._thetas(samples, seed), x, self.transform, batch_size)
         if self.loss != "cross_entropy":
@@ -213,16 +214,21 @@ class Posterior:
 
     @property
     def about(self) -> str:
-        """In one sentence what its uncertainties rest on; empty for an exact posterior, or a point."""
+        """In one sentence what its uncertainties rest on; empty for a diagonal one at τ = 1, or a point."""
         if self.calibration is not None:
             return str(self.calibration)
+        if isinstance(self.family, Full) and self.tau == 1:
+            return whole(self.network.dim)
         return "" if is_point(self.family) else tempered(self.tau)
 
     def _thetas(self, samples: int, seed: int) -> Iterable[Tensor]:
         """The parameters that a prediction averages over."""
         without = self.calibration is not None and self.calibration.tau == 0
-        at_mean = not require_count("samples", samples, 0) or is_point(self.family) or without
-        return [self.mean] if at_mean else draws(self.family, self.lam, samples, seed)
+        if not require_count("samples", samples, 0) or is_point(self.family) or without:
+            return [self.mean]
+        if isinstance(self.family, Full) and self.loss != "cross_entropy":
+            return self.family.cubature(self.lam)
+        return draws(self.family, self.lam, samples, seed)
 
     def module(self, theta: Tensor | None = None) -> nn.Module:
         """A copy of the model in evaluation mode with the parameters θ `(P,)`; the mean unless given."""
@@ -304,6 +310,8 @@ class Posterior:
         elif not isinstance(model, nn.Module | Network):
             model = model(**settings)
         model = model.model if isinstance(model, Network) else model
+        if about["family"] == Full.__name__:  # `fedual.fit` works in double precision, whatever the model's
+            model = copy.deepcopy(model).to(lam.dtype)
         names = {name for name, _, _, trained in about["parameters"] if trained}
         for stored, present in zip_longest(about["parameters"], _layout(model, names)):
             if stored != present:
