@@ -143,9 +143,8 @@ class TestClassification:
         covariance = np.linalg.inv(as_linear(hessian, classes))
         np.testing.assert_allclose(run.posterior.mean, as_linear(mode, classes), atol=1e-6, rtol=1e-6)
         np.testing.assert_allclose(Full().covariance(run.posterior.lam), covariance, atol=1e-6, rtol=1e-6)
-        assert run.posterior.about == (
-            f"q_g is the posterior of {5 * classes} parameters with their full covariance; it counts every example once."
-        )
+        sentence = f"q_g is the posterior of {5 * classes} parameters with their full covariance; it counts"
+        assert run.posterior.about == f"{sentence} every example once."
 
     def test_any_split_and_any_initialisation_give_the_same(self):
         x, _ = table(120)

@@ -92,8 +92,8 @@ def newton(delta: float | tuple[float, ...] = 1.0, tau: float = 1.0, solver: New
     the pooled data, exact for quadratic losses, which take one round. Near the mode it is Newton's method.
 
     Args:
-        delta: The prior's precision, of each parameter if several are given. By name (`fedual.defaults`) it is weak, and
-            in units of the inputs.
+        delta: The prior's precision, or that of each parameter. By name (`fedual.defaults`) the prior is weak, in units
+            of the inputs.
         tau: The temperature; 1 is the posterior.
         solver: Of the clients.
     """

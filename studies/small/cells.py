@@ -49,7 +49,7 @@ class Cell:
         spec = methods.spec(self.method, **self.settings)
         try:
             run = fedual.fit(
-                table.model, table.sites, spec, rounds, loss=table.loss, seed=self.seed, local=LOCAL,
+                table.model, table.sites, spec, rounds, loss=table.loss, seed=self.seed, posterior="point", local=LOCAL,
                 execution=Execution(device="cpu", compile=False), evaluation=Evaluation(rounds, 0),
             )  # fmt: skip
             figures = measure(run.posterior, table)

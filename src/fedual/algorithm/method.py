@@ -218,7 +218,7 @@ class Method(Versioned):
     rho: float  # 0 is no proximal term (FedAvg)
     tau: float = 1.0
     mean_loss: bool = False  # divide each client's loss by its number of examples
-    delta: float | tuple[float, ...] = 1.0  # the prior's precision where no prior is given; of each parameter, if several
+    delta: float | tuple[float, ...] = 1.0  # precision of the prior where none is given, or that of each parameter
     extrapolation: Extrapolation | None = None  # beyond the paper: clients get an extrapolated λ_g
     weighting: ExampleWeights | None = None  # beyond the paper: clients are weighted by their examples
     name: str = field(default="", compare=False)  # what `fedual.methods` calls it
