@@ -39,8 +39,7 @@ def posterior(given: Problem) -> tuple[np.ndarray, np.ndarray]:
         one = np.eye(given.x.shape[1] + 1)
         contrast = np.hstack([-one[:, :-1], one[:, :-1], -one[:, -1:], one[:, -1:]])
         return contrast @ mean, np.sqrt(np.diag(contrast @ covariance @ contrast.T))
-    assert found.noise is not None
-    return mean, np.sqrt(np.diag(covariance) * float(found.noise))
+    return mean, np.sqrt(np.diag(covariance))
 
 
 def ratios() -> dict[str, Any]:

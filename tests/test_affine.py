@@ -89,14 +89,17 @@ class TestRegression:
         design, z = np.column_stack([x, np.ones(len(x))]), (y - centre) / sd
         mean, precision = ridge(x, z, weight)
         np.testing.assert_allclose(run.posterior.mean, mean, rtol=1e-8)
-        np.testing.assert_allclose(run.posterior.precision, precision, rtol=1e-8)
+        np.testing.assert_allclose(run.trained.family.precision(run.trained.lam), precision, rtol=1e-8)
         # the noise: residual squares over the degrees of freedom that are left, as the variance of a Student t
         left = weight.sum() - np.trace(np.linalg.solve(precision, design.T @ (weight[:, None] * design)))
         noise = (weight @ (z - design @ mean) ** 2 + 0.01) / (left + 0.01 - 2)
         assert float(run.posterior.noise[0]) == pytest.approx(noise, rel=1e-8)  # pyright: ignore[reportOptionalSubscript]
+        covariance = noise * np.linalg.inv(precision)
+        np.testing.assert_allclose(Full().covariance(run.posterior.lam), covariance, rtol=1e-8, atol=1e-12)
+        np.testing.assert_allclose(run.posterior.summary()["sd"], np.sqrt(np.diag(covariance)), rtol=1e-8)
         new = np.column_stack([x[:7] + 1, np.ones(7)])
         prediction: Any = run.posterior.predict(torch.tensor(x[:7] + 1))
-        variance = noise * np.einsum("ij,ji->i", new, np.linalg.solve(precision, new.T))
+        variance = np.einsum("ij,jk,ik->i", new, covariance, new)
         np.testing.assert_allclose(prediction.mean[:, 0], centre + sd * new @ mean, rtol=1e-8)
         np.testing.assert_allclose(prediction.standard_deviation[:, 0], sd * np.sqrt(variance), rtol=1e-8)
         np.testing.assert_allclose(prediction.observation_sd[:, 0], sd * np.sqrt(variance + noise), rtol=1e-8)
