@@ -8,12 +8,16 @@ import torch
 from torch import Tensor, nn
 
 import fedual
-from fedual import methods
+from fedual import methods, scenarios
 from fedual.errors import InputError
 from fedual.families import Full
 from fedual.networks import Clients, Network
 from fedual.networks.affine import Affine, is_affine
 from fedual.posterior import Posterior
+from fedual.predict import open_run
+from fedual.report.run_data import read as read_run
+from fedual.report.verdict import verdict
+from fedual.scenarios.federation import execute
 from fedual.settings import Execution, LocalTraining
 from fedual.solvers import IVON, Newton
 
@@ -300,3 +304,36 @@ class TestFiles:
         exported = torch.export.load(tmp_path / "p.pt2").module()(torch.tensor(x[:5]))
         for a, b in zip(exported, posterior.predict(torch.tensor(x[:5])), strict=True):
             torch.testing.assert_close(a, b)
+
+    def test_a_scenario_runs_reports_and_predicts_with_it(self, tmp_path: Any):
+        x, y = regression()
+        rows = [
+            f"{','.join(map(str, row))},{target},{'ab'[k % 2]}"
+            for k, (row, target) in enumerate(zip(x, y, strict=True))
+        ]
+        (tmp_path / "all.csv").write_text("\n".join(["a,b,c,d,y,site", *rows]))
+        (tmp_path / "linear_of_a_test.py").write_text("from torch import nn\n\ndef build(): return nn.Linear(4, 1)\n")
+        (tmp_path / "s.toml").write_text(
+            'title = "A table"\n[data]\nfile = "all.csv"\ntarget = "y"\ntest_fraction = 0.2\n[split]\nkind = "column"\ncolumn = "site"\n'
+            '[model]\nfunction = "linear_of_a_test:build"\n[train]\nrounds = 3\nloss = "mse"\n'
+        )
+        scenario = scenarios.load(str(tmp_path / "s.toml"))
+        run = execute(scenario, 0, out=tmp_path / "run")
+        assert run.method.name == "newton"
+        page = read_run(tmp_path / "run")
+        assert (page.method, page.about) == ("newton", run.posterior.about)
+        assert any("Full covariance" in remark for remark in verdict(page))
+        finished = open_run(tmp_path / "run", nn.Linear(4, 1).float())
+        inputs = torch.tensor(x[:3]).to(finished.dtype)
+        again, first = finished.posterior.predict(inputs), run.posterior.predict(inputs)
+        for a, b in zip(again, first, strict=True):
+            assert torch.equal(a, b)
+
+    def test_methods_are_compared_with_it(self):
+        x, y = regression()
+        found = fedual.compare(
+            ["newton", "fedavg"], nn.Linear(4, 1), sites(x, y, [20]), test=sites(x, y, [])[0], loss="mse", rounds=2
+        )
+        figures = found.summaries()
+        assert figures["newton"]["rmse"]["mean"] < figures["fedavg"]["rmse"]["mean"]
+        assert "every example once" in repr(found)
