@@ -153,6 +153,22 @@ class TestClassification:
         sentence = f"q_g is the posterior of {5 * classes} parameters with their full covariance; it counts"
         assert run.posterior.about == f"{sentence} every example once."
 
+    @pytest.mark.parametrize("away", [1e2, 1e4])
+    def test_inputs_far_from_their_origin_are_no_reason_to_stop(self, away: float):
+        x = np.random.default_rng(0).normal(size=(120, 3))
+        y = labels(x, 2)
+        contrasts = []
+        for far in (0.0, away):
+            run = fedual.fit(nn.Linear(3, 2), sites(x + far, y, [30, 60]), rounds=12)
+            outputs: Any = run.posterior.network(run.posterior.mean, torch.tensor(x + far))
+            contrasts.append(outputs.diff(dim=1))
+        assert float((contrasts[0] - contrasts[1]).abs().max()) < 0.01
+
+    def test_inputs_too_far_from_their_origin_are_refused(self):
+        x = np.random.default_rng(0).normal(size=(120, 3))
+        with pytest.raises(InputError, match=r"An input.s mean is 1e\+06 times its sd.*subtract its mean first"):
+            fedual.fit(nn.Linear(3, 2), sites(x + 1e6, labels(x, 2), [30]))
+
     def test_any_split_and_any_initialisation_give_the_same(self):
         x, _ = table(120)
         y = labels(x, 3)
@@ -314,7 +330,8 @@ class TestFiles:
         (tmp_path / "all.csv").write_text("\n".join(["a,b,c,d,y,site", *rows]))
         (tmp_path / "linear_of_a_test.py").write_text("from torch import nn\n\ndef build(): return nn.Linear(4, 1)\n")
         (tmp_path / "s.toml").write_text(
-            'title = "A table"\n[data]\nfile = "all.csv"\ntarget = "y"\ntest_fraction = 0.2\n[split]\nkind = "column"\ncolumn = "site"\n'
+            'title = "A table"\n[data]\nfile = "all.csv"\ntarget = "y"\ntest_fraction = 0.2\n'
+            '[split]\nkind = "column"\ncolumn = "site"\n'
             '[model]\nfunction = "linear_of_a_test:build"\n[train]\nrounds = 3\nloss = "mse"\n'
         )
         scenario = scenarios.load(str(tmp_path / "s.toml"))

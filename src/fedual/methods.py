@@ -85,7 +85,7 @@ def pvi(family: Family, solver: Solver, damping: float = 1.0, tau: float = 1.0) 
     return Method(family, solver, Natural(damping), Blend(1.0), 1.0, tau, name="pvi")
 
 
-def newton(delta: float | tuple[float, ...] = 1.0, tau: float = 1.0, solver: Newton = Newton()) -> Method:
+def newton(delta: float | tuple[float, ...] = 1.0, tau: float = 1.0, solver: Newton = Newton(tol=1e-4)) -> Method:
     """PVI with full Gaussians in the delta limit, for networks whose outputs are affine in θ, such as linear models.
 
     Equivalence: at a fixed point λ_g has the mode of the pooled posterior and its Hessian there: Laplace's method on
@@ -95,7 +95,8 @@ def newton(delta: float | tuple[float, ...] = 1.0, tau: float = 1.0, solver: New
         delta: The prior's precision, or that of each parameter. By name (`fedual.defaults`) the prior is weak, in units
             of the inputs.
         tau: The temperature; 1 is the posterior.
-        solver: Of the clients.
+        solver: Of the clients. The next round expands anew, so that a hundredth of a standard error is near enough, and
+            the rounding of inputs far from their origin does not stop it.
     """
     return replace(pvi(Full(), solver, tau=tau), delta=delta, name="newton")
 

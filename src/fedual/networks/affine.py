@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
+from fedual.errors import InputError
 from fedual.networks.client_data import Clients
 from fedual.networks.losses import Criterion, criterion, hessian_factors
 from fedual.networks.network import FAILURES, Network
@@ -30,6 +31,8 @@ CHUNK = 2**21
 """Numbers of Jacobians that are computed at a time."""
 KEPT = 2**24
 """Numbers of Jacobians, of all examples together, up to which they are kept: 128 MiB."""
+FARTHEST = 2e4
+"""|mean|/sd of a feature beyond which rounding hides the Hessian's smallest eigenvalue, of relative size (sd/mean)²."""
 SLOPE_SD, INTERCEPT_SD = 2.5, 10.0
 """Of the prior, in units of 1/sd of a parameter's feature; those of `fedual.glm`."""
 
@@ -77,6 +80,10 @@ class Affine:
         mean, sd = mean_and_sd(sums)
         varies = sd > 0
         away = float((mean.abs() / sd)[varies].max()) if varies.any() else 0.0
+        if away > FARTHEST:
+            raise InputError(
+                f"An input's mean is {away:.1g} times its sd, too far for float64: subtract its mean first."
+            )
         constant = torch.where(mean == 0, 1 / SLOPE_SD, mean.abs() / (INTERCEPT_SD * (1 + away)))
         return tuple(torch.where(varies, sd / SLOPE_SD, constant).square().tolist())
 
