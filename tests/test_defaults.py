@@ -101,7 +101,7 @@ class TestRules:
         close(ivon(k, n, steps=steps, name="fedlap"), methods.fedlap(damping=1 / k, solver=adam))
         close(ivon(k, n, steps=steps, name="feddyn"), methods.feddyn(solver=adam))
 
-    @pytest.mark.parametrize("name", methods.NETWORKS)
+    @pytest.mark.parametrize("name", methods.NAMES)
     def test_rules_belong_to_settings_and_become_plain_numbers(self, name):
         plain, shown = methods.settings(name), defaults.settings(name)
         assert plain.keys() == shown.keys()

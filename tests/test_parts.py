@@ -187,6 +187,7 @@ NAMED: dict[str, Method] = {
     "admm": methods.admm(0.3, 2.0, Point("lbfgs")),
     "preconditioned-admm": methods.preconditioned_admm(torch.tensor([[2.0, 0.1], [0.1, 1 / 3]])),
     "newton-admm": methods.newton_admm(),
+    "newton": methods.newton(delta=(0.1, 1 / 3), solver=Newton(max_steps=7)),
     "pvi": methods.pvi(Gamma(), BLR(GaussHermite(5)), 0.5),
     "ama": methods.ama(Bernoulli(), BLR()),
     "bregman-admm": methods.bregman_admm(Isotropic(3.0), Point(rule=MonteCarlo(4))),
@@ -235,7 +236,7 @@ class TestRoundTrip:
         assert method.name == name
         comes_back(method)
 
-    @pytest.mark.parametrize("name", methods.NETWORKS)
+    @pytest.mark.parametrize("name", methods.NAMES)
     def test_methods_for_networks_before_and_after_their_rules(self, name):
         comes_back(methods.spec(name))
         comes_back(resolve(name, Federation(7, 41.5, 0.3, 1234.5)))

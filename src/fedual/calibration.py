@@ -251,6 +251,11 @@ def tempered(tau: float) -> str:
     return "" if tau >= 1 else f"q_g is tempered, τ = {tau:.3g}; it counts every example {times} times."
 
 
+def whole(parameters: int) -> str:
+    """A note on the uncertainties of a posterior with a full covariance, τ = 1."""
+    return f"q_g is the posterior of {parameters} parameters with their full covariance; it counts every example once."
+
+
 def require_mode(mode: Any) -> Mode:
     """Refuse what is not one of the ways to hand a posterior over."""
     if mode not in get_args(Mode):

@@ -21,6 +21,8 @@
 | `REACH`      | lr (Adam)             | RoundReach(REACH, …)       | Adam's steps of a round together                 |
 | `ADAM_MOST`  | lr (Adam)             | at most ADAM_MOST          | the largest rate of Adam                         |
 | `REST`,`EACH`| rest                  | max(REST, N/EACH)          | rounds after which a harmonic rate is halved     |
+| `FULL_MOST`  | newton for ivon-admm  | P ≤ FULL_MOST              | linear models get a full covariance, see below   |
+| –            | δ (newton)            | (sd/2.5)²                  | of `fedual.networks.affine`: a weak prior        |
 | `LONG`       | L                     | max(1, steps/LONG)         | length of a round of a client of average size    |
 
 K clients have N examples in all. A client's problem, divided by N_k/τ, is
@@ -37,6 +39,9 @@ A multiplier that moves only in every tenth round may move ten times as far: γ 
 a round, but is at most ρ/3 (with fewer than three clients ρ/K), because faster multipliers diverge. The more steps a
 client takes in a round, the further it drifts: in long rounds τ, which holds clients at q_g, is larger, and learning
 rate, step limit and the steps of multipliers are smaller.
+
+A network whose outputs are affine in its at most `FULL_MOST` parameters has a posterior that can be computed: with
+"ivon-admm", no setting, and a posterior to hand over, "newton" takes its place (`wants_full`).
 """
 
 from collections.abc import Callable
@@ -54,6 +59,7 @@ RHO, TAU, FEW, DAMPING, MOMENTUM, HOLD = 20.0, 1.6e-7, 1000, 0.1, 0.3, 0.25
 GAIN, COLDEST, FASTEST, NOISE, LIMIT, DECAY, STRONGEST = 2e7, 6.25e6, 0.1, 0.7, 0.06, 0.1, 3e-3
 REACH, ADAM_MOST = 0.4, 0.01
 REST, EACH, LONG = 10, 600, 200
+FULL_MOST = 500
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ class Federation:
     examples: float  # N
     participation: float = 1.0  # the fraction of clients in a round
     steps: float = 0.0  # of a client of average size in a round
+    prior: tuple[float, ...] | None = None  # precisions that suit the inputs, where outputs are affine in θ
 
     @property
     def length(self) -> float:
@@ -112,6 +119,7 @@ RULES: dict[str, dict[str, Rule]] = {
     },
     "fedivon": {"unit": Rule("N", lambda f: float(f.examples))},
     "scaffold": {},
+    "newton": {"delta": Rule("(sd/2.5)²", lambda f: f.prior or 1.0)},
     "fedlap": {"damping": _PER_CLIENT, **_ADAM},
     **dict.fromkeys(("fedavg", "fedprox", "feddyn", "fedadmm", "fedlap-cov", "admm"), _ADAM),
 }
@@ -121,6 +129,13 @@ RULES: dict[str, dict[str, Rule]] = {
 def settings(name: str) -> dict[str, Any]:
     """The settings of a method for networks with their defaults: plain values, and texts of rules."""
     return methods.settings(name) | {key: rule.text for key, rule in RULES[name].items()}
+
+
+def wants_full(method: MethodSpec | Method, local: LocalTraining, loss: Any, parameters: int) -> bool:
+    """True if a network with affine outputs gets the full covariance: nothing is set that "newton" does not have."""
+    unset = isinstance(method, MethodSpec) and method.name == "ivon-admm" and not method.settings
+    rates = (local.schedule, local.rest, local.decay) != (None, None, 1.0)
+    return unset and not rates and loss in ("cross_entropy", "mse") and parameters <= FULL_MOST
 
 
 def resolve(method: str | MethodSpec | Method, federation: Federation) -> Method:

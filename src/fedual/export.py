@@ -28,9 +28,18 @@ class Averaged(nn.Module):
 
     thetas: Tensor  # the draws θ, (S, P)
 
-    def __init__(self, network: Network, thetas: Tensor, loss: str, noise: Tensor | None, temperature: float = 1.0):
+    def __init__(
+        self,
+        network: Network,
+        thetas: Tensor,
+        loss: str,
+        noise: Tensor | None,
+        temperature: float = 1.0,
+        noise_in_q: bool = False,
+    ):
         super().__init__()
         self.network, self.loss, self.noise, self.temperature = network, loss, noise, temperature
+        self.noise_in_q = noise_in_q
         self.model = copy.deepcopy(network.model).cpu().eval()
         for name in network.names:
             self.model.get_parameter(name).data = thetas.new_empty(0)  # replaced by the draws
@@ -47,7 +56,7 @@ class Averaged(nn.Module):
         if self.loss == "cross_entropy":
             return (outputs / self.temperature).softmax(-1).mean(0)
         f = outputs.flatten(2) if outputs.dim() > 2 else outputs[..., None]
-        prediction = regression_predictive(f, self.network.targets, self.noise, self.loss)
+        prediction = regression_predictive(f, self.network.targets, self.noise, self.loss, self.noise_in_q)
         return tuple(part for part in prediction if part is not None)
 
 

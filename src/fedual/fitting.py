@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,11 @@ from fedual.backends.client_store import free_memory, placed
 from fedual.backends.precision import arithmetic
 from fedual.backends.vectorised import choose_chunk, image_layers, worth_compiling
 from fedual.calibration import FOLDS, Calibration, Fold, Grid, HeldOut, hold_out, part_held_out, require_mode, tables
-from fedual.defaults import Federation, resolve, resolve_training
+from fedual.defaults import Federation, resolve, resolve_training, wants_full
 from fedual.errors import DivergedError, InputError, require_count
 from fedual.methods import MethodSpec
 from fedual.networks import Clients, Draws, Minibatches, Network
+from fedual.networks.affine import Affine, is_affine
 from fedual.networks.checks import check, rehearse, without_warnings
 from fedual.networks.client_data import materialise
 from fedual.networks.targets import Targets
@@ -30,7 +31,7 @@ from fedual.run import Callback, Folder, Run, run_rounds
 from fedual.rundir import RunDirectory, artifacts
 from fedual.rundir.old_config import CONFIG_VERSION
 from fedual.settings import FREE, Evaluation, Execution, LocalTraining
-from fedual.solvers import Laplace, Stepper
+from fedual.solvers import Laplace, Newton, Stepper
 
 
 def fit(
@@ -90,15 +91,25 @@ def fit(
     resumed = RunDirectory.open(path).config if path and resume and (path / "config.json").exists() else None
     # older runs held nothing out
     mode = require_mode("point" if resumed is not None and "posterior" not in resumed else posterior)
+    as_before = resumed is None or resumed.get("method", {}).get("solver", {}).get("type") == "Newton"
+    if as_before and mode != "point" and wants_full(method, local, loss, network.dim):
+        method = methods.spec("newton") if is_affine(Network.of(network).double(), data) else method
+    exact = method.name == "newton" if isinstance(method, MethodSpec) else isinstance(method.solver, Newton)
+    if exact:  # nothing to calibrate, no minibatches
+        network, execution = network.double(), replace(execution, engine="sequential", compile=False)
+        mode = "bayes" if mode == "calibrated" else mode
     if loss == "mse" and network.targets is None:
         network.targets = data.targets() if resumed is None else Targets.from_dict(resumed.get("targets"))
     part, whole, held = part_held_out(mode, loss, sum(data.sizes)), data, None
     if part is not None:
         data, held = hold_out(whole, part, draws)
     losses = Minibatches(network, data.to(network.device), loss, draws, *amount)
+    if exact:
+        losses = _whole(losses)
     examples, steps = float(data.total_weights.sum()), local.average_steps(len(data), sum(data.sizes))
     spec, given = method, local
-    method = resolve(spec, Federation(len(data), examples, local.participation, steps))
+    prior = losses.affine.prior() if losses.affine else None
+    method = resolve(spec, Federation(len(data), examples, local.participation, steps, prior))
     local = resolve_training(given, method, examples)
     if mode == "bayes" and method.tau > 1:
         raise InputError(
@@ -108,7 +119,8 @@ def fit(
     if data.x.numel() * network.dtype.itemsize < free_memory(network.device) // 8:
         losses = replace(losses, prepared=losses.network.inputs(losses.data.x))
     test = None if test is None else materialise("The test set", test)
-    check(replace(losses, data=replace(losses.data, parts=whole.parts, weights=whole.weights)), test)
+    with without_warnings() if exact else nullcontext():  # of inputs in another unit
+        check(replace(losses, data=replace(losses.data, parts=whole.parts, weights=whole.weights)), test)
     if test is not None and test[0].nbytes < free_memory(network.device) // 8:
         test = test[0].to(network.device), test[1].to(network.device)
     together = execution.engine == "vectorised"
@@ -163,6 +175,18 @@ def fit(
     return run
 
 
+def _whole(losses: Minibatches) -> Minibatches:
+    """The losses with all examples of a client at once; refuse a network whose outputs are not affine in θ."""
+    network = losses.network
+    if not is_affine(network, losses.data):
+        check(losses)  # perhaps it cannot take its inputs at all
+        raise InputError(
+            f"The outputs of {type(network.model).__name__} are not affine in its {network.dim} parameters, as newton "
+            "needs: choose ivon-admm, or train the last layer alone (Network(model, trainable=…))."
+        )
+    return replace(losses, affine=Affine(network, losses.data, losses.y, losses.loss))
+
+
 def _calibrate(
     run: Run, whole: Clients, held: HeldOut | None, short_run: Callable[[Clients, int], Run]
 ) -> Calibration | None:
@@ -194,7 +218,7 @@ def for_networks(method: str | MethodSpec | Method) -> MethodSpec | Method:
         return method
     if not isinstance(method, Method):
         raise InputError(f"method = {method!r}: give a name, or what a function of `fedual.methods` returns.")
-    if not isinstance(method.solver, Stepper):
+    if not isinstance(method.solver, Stepper | Newton):
         raise InputError(f"{method.solver} takes no minibatch steps: networks need IVON, SGD or Laplace as a solver.")
     return method
 

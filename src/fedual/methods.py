@@ -8,6 +8,7 @@
 | `pvi`                 | any               | any          | 1        | Natural(damping)  | Blend(1)            |
 | `ama`                 | any               | any          | ρ        | Natural(ρ)        | Blend(1)            |
 | `bregman_admm`        | any               | any          | ρ        | Expectation(γ)    | Blend()             |
+| `newton`              | Full              | Newton       | 1        | Natural(1)        | Blend(1)            |
 | `blr`                 | any               | AtServer     | –        | Gradient()        | Relax(β)            |
 | `ivon_admm`           | Diagonal          | IVON         | ρ        | Natural(damping·ρ)| Blend()             |
 | `ivon_pvi`            | Diagonal          | IVON         | 1        | Natural(damping)  | Blend(1)            |
@@ -40,7 +41,7 @@ from fedual.algorithm.servers import Average, Blend, Consensus, Mean, Relax, Tra
 from fedual.errors import InputError, hint, require_positive
 from fedual.families import Delta, Diagonal, Family, FixedPrecision, Full, Isotropic, Rule
 from fedual.parts import Versioned
-from fedual.solvers import IVON, SGD, VON, AtServer, FreshIVON, Laplace, Point, Stepper
+from fedual.solvers import IVON, SGD, VON, AtServer, FreshIVON, Laplace, Newton, Point, Stepper
 
 
 def admm(rho: float = 1.0, delta: float = 1.0, solver: Solver = Point(), tau: float = 1.0) -> Method:
@@ -82,6 +83,22 @@ def pvi(family: Family, solver: Solver, damping: float = 1.0, tau: float = 1.0) 
     """
     require_positive("damping", damping, most=1.0)
     return Method(family, solver, Natural(damping), Blend(1.0), 1.0, tau, name="pvi")
+
+
+def newton(delta: float | tuple[float, ...] = 1.0, tau: float = 1.0, solver: Newton = Newton(tol=1e-4)) -> Method:
+    """PVI with full Gaussians in the delta limit, for networks whose outputs are affine in θ, such as linear models.
+
+    Equivalence: at a fixed point λ_g has the mode of the pooled posterior and its Hessian there: Laplace's method on
+    the pooled data, exact for quadratic losses, which take one round. Near the mode it is Newton's method.
+
+    Args:
+        delta: The prior's precision, or that of each parameter. By name (`fedual.defaults`) the prior is weak, in units
+            of the inputs.
+        tau: The temperature; 1 is the posterior.
+        solver: Of the clients. The next round expands anew, so that a hundredth of a standard error is near enough, and
+            the rounding of inputs far from their origin does not stop it.
+    """
+    return replace(pvi(Full(), solver, tau=tau), delta=delta, name="newton")
 
 
 def ama(family: Family, solver: Solver, rho: float = 1.0, tau: float = 1.0) -> Method:
@@ -227,19 +244,21 @@ def fedlap_cov(delta: float = 1.0, damping: float = 0.1, tau: float = 1.0, solve
 
 
 _FOR_NETWORKS = ivon_admm, ivon_pvi, fedivon, fedavg, fedprox, feddyn, fedadmm, scaffold, fedlap, fedlap_cov, admm
-_OTHERS = preconditioned_admm, newton_admm, pvi, ama, bregman_admm, blr
+_OTHERS = newton, preconditioned_admm, newton_admm, pvi, ama, bregman_admm, blr
 METHODS: dict[str, Callable[..., Method]] = {
     function.__name__.replace("_", "-"): function for function in (*_FOR_NETWORKS, *_OTHERS)
 }
 NETWORKS = tuple(METHODS)[: len(_FOR_NETWORKS)]
 """The methods that train networks by name, with minibatch solvers."""
+NAMES = (*NETWORKS, "newton")
+"""Every method that is chosen by name; "newton" trains networks with affine outputs only."""
 
 
 @dataclass(frozen=True)
 class MethodSpec(Versioned):
     """A named method with some settings chosen: `fedual.defaults.resolve` turns it into a `Method`."""
 
-    name: str  # one of `NETWORKS`
+    name: str  # one of `NAMES`
     settings: Mapping[str, Any] = field(default_factory=dict)  # plain values of its own settings and its solver's
 
     def __post_init__(self) -> None:
@@ -273,8 +292,8 @@ def build(name: str, **numbers: Any) -> Method:
 
 def settings(name: str) -> dict[str, Any]:
     """The settings of a method for networks with their plain defaults."""
-    if name not in NETWORKS:
-        raise InputError(f"{name!r} is no method that trains networks by name: {hint(name, NETWORKS)}")
+    if name not in NAMES:
+        raise InputError(f"{name!r} is no method that trains networks by name: {hint(name, NAMES)}")
     solver = _solver(name)
     return _own(name) | {field.name: getattr(solver, field.name) for field in fields(solver)}
 
@@ -284,6 +303,6 @@ def _own(name: str) -> dict[str, Any]:
     return {parameter.name: parameter.default for parameter in parameters if parameter.name != "solver"}
 
 
-def _solver(name: str) -> Stepper:
+def _solver(name: str) -> Stepper | Newton:
     default = signature(METHODS[name]).parameters["solver"].default
-    return default if isinstance(default, Stepper) else SGD()
+    return default if isinstance(default, Stepper | Newton) else SGD()

@@ -282,10 +282,13 @@ def residual_squares(network: Network, theta: Tensor, x: Tensor, y: Tensor, weig
     return weight.double() @ residuals.square()
 
 
-def regression_predictive(f: Tensor, targets: Targets | None, noise: Tensor | None, loss: str) -> RegressionPrediction:
+def regression_predictive(
+    f: Tensor, targets: Targets | None, noise: Tensor | None, loss: str, noise_in_q: bool = False
+) -> RegressionPrediction:
     """The prediction of S networks' outputs f `(S, N, D)` in standard units; see `Posterior.predict`."""
     variance = torch.ones((), dtype=f.dtype) if noise is None else noise
-    mean, deviation = f.mean(0), f.std(0, correction=0) * variance.sqrt().to(f)
+    mean, deviation = f.mean(0), f.std(0, correction=0)
+    deviation = deviation if noise_in_q else deviation * variance.sqrt().to(f)
     observation = (deviation.square() + variance.to(f)).sqrt() if loss == "mse" else None
     if targets is not None:
         sd = targets.sd.to(f.device)

@@ -8,7 +8,7 @@ import copy
 import json
 import os
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedual.calibration import Calibration, Trained, tempered
+from fedual.calibration import Calibration, Trained, tempered, whole
 from fedual.errors import DataError, FedualError, InputError, import_optional, require_count, require_positive
 from fedual.export import Averaged, save_program
 from fedual.families import Diagonal, FixedPrecision, Full, Gaussian, Isotropic, check, is_point
@@ -65,7 +65,8 @@ class Posterior:
     the last round and in older files. With σ² the likelihood N(f, σ²) and the prior N(0, σ²/δ) have 1/σ² times the
     precision: the mean stays, and a covariance (XᵀX + δI)⁻¹ of q becomes σ² (XᵀX + δI)⁻¹. Predictions therefore have σ
     times the spread of the outputs under q: exactly so for outputs that are linear in θ, to first order for others.
-    `sample` draws from q as it is.
+    `sample` draws from q as it is. With `Full` and one output a run hands over q with the covariance σ² (XᵀX + δI)⁻¹
+    itself (`noise_in_q`), so that `summary` has the intervals of a regression.
     """
 
     network: Network
@@ -75,6 +76,7 @@ class Posterior:
     loss: str = "cross_entropy"
     noise: Tensor | None = None  # σ² in units of the targets' variance, (D,)
     calibration: Calibration | None = None
+    noise_in_q: bool = False  # q has the factor σ² in its covariance
 
     def __post_init__(self) -> None:
         check(self.family, self.lam)
@@ -101,7 +103,10 @@ class Posterior:
         """What a run returns of q_g: at its calibrated width, at τ = 1 with `bayes`, otherwise as it was trained."""
         wanted = 1.0 if bayes else calibration.tau if calibration else 0.0
         tau = trained.tau if is_point(trained.family) else wanted or trained.tau
-        return cls(trained.network, trained.family, trained.at(tau), tau, loss, noise, calibration)
+        found = cls(trained.network, trained.family, trained.at(tau), tau, loss, noise, calibration)
+        if noise is None or len(noise) > 1 or not isinstance(trained.family, Full):
+            return found
+        return replace(found, lam=found.lam / noise.to(found.lam), noise_in_q=True)
 
     @property
     def mean(self) -> Tensor:
@@ -187,11 +192,13 @@ class Posterior:
 
         The inputs `(N, ...)` are given as they are stored, and divided by `scale`. The prediction is averaged over
         `samples` draws of θ; with 0 it is made at the mean, as families of fixed precision always do. A regression is
-        predicted in the targets' own unit, with σ times the spread of the draws (see `noise` above).
+        predicted in the targets' own unit, with σ times the spread of the draws (see `noise` above). With `Full` the
+        mean and the sd of outputs that are affine in θ are exact: points of `Full.cubature` take the place of draws.
         """
         outputs = forward(self.network, self._thetas(samples, seed), x, self.transform, batch_size)
         if self.loss != "cross_entropy":
-            return regression_predictive(regression_outputs(outputs), self.network.targets, self.noise, self.loss)
+            f = regression_outputs(outputs)
+            return regression_predictive(f, self.network.targets, self.noise, self.loss, self.noise_in_q)
         log_p, sample_entropy = class_predictive(outputs, self.temperature)
         probabilities = log_p.exp()
         entropy = torch.special.entr(probabilities).sum(-1)
@@ -213,16 +220,21 @@ class Posterior:
 
     @property
     def about(self) -> str:
-        """In one sentence what its uncertainties rest on; empty for an exact posterior, or a point."""
+        """In one sentence what its uncertainties rest on; empty for a diagonal one at τ = 1, or a point."""
         if self.calibration is not None:
             return str(self.calibration)
+        if isinstance(self.family, Full) and self.tau == 1:
+            return whole(self.network.dim)
         return "" if is_point(self.family) else tempered(self.tau)
 
     def _thetas(self, samples: int, seed: int) -> Iterable[Tensor]:
         """The parameters that a prediction averages over."""
         without = self.calibration is not None and self.calibration.tau == 0
-        at_mean = not require_count("samples", samples, 0) or is_point(self.family) or without
-        return [self.mean] if at_mean else draws(self.family, self.lam, samples, seed)
+        if not require_count("samples", samples, 0) or is_point(self.family) or without:
+            return [self.mean]
+        if isinstance(self.family, Full) and self.loss != "cross_entropy":
+            return self.family.cubature(self.lam)
+        return draws(self.family, self.lam, samples, seed)
 
     def module(self, theta: Tensor | None = None) -> nn.Module:
         """A copy of the model in evaluation mode with the parameters θ `(P,)`; the mean unless given."""
@@ -247,7 +259,8 @@ class Posterior:
         type of x `(N, ...)` are those of stored inputs; its values are not used.
         """
         thetas = torch.stack(list(self._thetas(samples, seed))).cpu()
-        save_program(path, Averaged(self.network, thetas, self.loss, self.noise, self.temperature), x)
+        about = self.loss, self.noise, self.temperature, self.noise_in_q
+        save_program(path, Averaged(self.network, thetas, *about), x)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to a safetensors file, whole or not at all."""
@@ -266,6 +279,7 @@ class Posterior:
             "scale": self.network.scale,
             "targets": None if self.network.targets is None else self.network.targets.to_dict(),
             "noise": None if self.noise is None else self.noise.tolist(),
+            "noise_in_q": self.noise_in_q,
             "calibration": None if self.calibration is None else self.calibration.to_dict(),
             "config": self.network.recipe,
             "parameters": _layout(self.network.model, trained),
@@ -304,6 +318,8 @@ class Posterior:
         elif not isinstance(model, nn.Module | Network):
             model = model(**settings)
         model = model.model if isinstance(model, Network) else model
+        if about["family"] == Full.__name__:  # `fedual.fit` works in double precision, whatever the model's
+            model = copy.deepcopy(model).to(lam.dtype)
         names = {name for name, _, _, trained in about["parameters"] if trained}
         for stored, present in zip_longest(about["parameters"], _layout(model, names)):
             if stored != present:
@@ -323,7 +339,8 @@ class Posterior:
             calibration = Calibration.from_dict(about.get("calibration"))
         except (InputError, KeyError, TypeError) as error:
             raise DataError(f"{path} is damaged: its calibration cannot be read ({error}).") from None
-        return cls(network, family, lam.to(network.device), about["tau"], about["loss"], noise, calibration)
+        loss, in_q = about["loss"], about.get("noise_in_q", False)
+        return cls(network, family, lam.to(network.device), about["tau"], loss, noise, calibration, in_q)
 
     def __repr__(self) -> str:
         point = " (spread of the prior: a point estimate)" if is_point(self.family) else ""

@@ -18,7 +18,7 @@ from fedual.backends.client_store import Store
 from fedual.backends.precision import arithmetic
 from fedual.calibration import AT, HANDED_OVER, Calibration, Mode, Trained, of_the_end
 from fedual.errors import DivergedError, DomainError, import_optional
-from fedual.families import Gaussian, is_point
+from fedual.families import Full, Gaussian, is_point
 from fedual.metrics import evaluate, residual_squares
 from fedual.networks import Minibatches
 from fedual.networks.randomness import counted
@@ -208,7 +208,8 @@ def _noise(run: Run) -> Tensor:
         with arithmetic(network.device, run.execution.precision):
             squares.append(residual_squares(network, mean, data.x[rows], data.y[rows], weight))
     parameters = effective_parameters(family, run.server.lam_g, run.server.prior, run.method.tau)
-    variance = noise_variance(torch.stack(squares).sum(0), float(data.total_weights.sum()), parameters)
+    weight, exact = float(data.total_weights.sum()), isinstance(family, Full)
+    variance = noise_variance(torch.stack(squares).sum(0), weight, parameters, exact)
     if not variance.isfinite().all():
         raise DomainError(f"The variance of the noise is {variance.tolist()}: the network's outputs are too large.")
     return variance

@@ -49,11 +49,11 @@ def test_methods():
     lines = output("methods").splitlines()
     assert [line.split()[0] for line in lines[1 : 1 + len(methods.METHODS)]] == list(methods.METHODS)
     rows = json.loads(output("methods", "--json"))["methods"]
-    assert {row["name"] for row in rows if row["networks"]} == set(methods.NETWORKS)
+    assert {row["name"] for row in rows if row["networks"]} == set(methods.NAMES)
     assert all(row["summary"] for row in rows)
 
 
-@pytest.mark.parametrize("name", methods.NETWORKS)
+@pytest.mark.parametrize("name", methods.NAMES)
 def test_settings_of_a_method(name: str):
     shown = {line.split()[0] for line in output("methods", name).splitlines()[2:]}
     assert shown == defaults.settings(name).keys() == methods.settings(name).keys()

@@ -250,6 +250,7 @@ WRONG = {
     "experiment": ({"experiment": ""}, "experiment = '': give it a name"),
     "schedule": ({"schedule": "linear"}, "schedule = 'linear': choose constant, cosine, harmonic."),
     "method": ({"method": "ivon"}, "'ivon' is no method that trains networks by name"),
+    "newton": ({"method": "newton"}, "newton trains networks in fedual.fit only: choose ivon-admm on Flower"),
     "model": ({"prior": torch.zeros(2, 3)}, "BayesianADMM needs a model, or a prior"),
 }  # fmt: skip
 

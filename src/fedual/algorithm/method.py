@@ -218,7 +218,7 @@ class Method(Versioned):
     rho: float  # 0 is no proximal term (FedAvg)
     tau: float = 1.0
     mean_loss: bool = False  # divide each client's loss by its number of examples
-    delta: float = 1.0  # the precision of the prior N(0, I/δ) that is built where no prior is given
+    delta: float | tuple[float, ...] = 1.0  # precision of the prior where none is given, or that of each parameter
     extrapolation: Extrapolation | None = None  # beyond the paper: clients get an extrapolated λ_g
     weighting: ExampleWeights | None = None  # beyond the paper: clients are weighted by their examples
     name: str = field(default="", compare=False)  # what `fedual.methods` calls it
@@ -227,7 +227,8 @@ class Method(Versioned):
         if self.rho != 0:
             require_positive("rho", self.rho)
         require_positive("tau", self.tau)
-        require_positive("delta", self.delta)
+        for precision in self.delta if isinstance(self.delta, tuple) else (self.delta,):
+            require_positive("delta", precision)
 
 
 def select(carry: Carry, clients: Any) -> Carry:

@@ -46,7 +46,8 @@ def server_init(method: Method, start: Tensor | None, prior: Tensor | None = Non
     if prior is None:
         assert start is not None
         family = cast(Gaussian, method.family)
-        prior = family.natural(torch.zeros_like(start), None if is_point(family) else method.delta)
+        delta = torch.as_tensor(method.delta, dtype=start.dtype, device=start.device)
+        prior = family.natural(torch.zeros_like(start), None if is_point(family) else delta)
     lam_g = first_lam(method, prior, start)
     ahead = None if method.extrapolation is None else method.extrapolation.ahead(method.family, lam_g, lam_g)
     return ServerState(prior, lam_g, torch.zeros_like(prior), start=start, ahead=ahead)

@@ -14,7 +14,6 @@ from torch import Tensor
 from fedual.algorithm import ClientState, Info, Method, ServerState, client_step, server_step, total
 from fedual.algorithm.method import Solution, Subproblem, Totals
 from fedual.backends.client_store import Store
-from fedual.errors import InputError
 from fedual.networks import Minibatches
 from fedual.networks.losses import criterion
 from fedual.solvers.stepper import Gradients, Stepper, estimate
@@ -24,9 +23,7 @@ def run_round(
     method: Method, server: ServerState, store: Store, losses: Minibatches, active: Tensor, chunk: int = 1
 ) -> tuple[ServerState, Info]:
     """One round with the clients `active`; their rows in the store are replaced. `chunk` is not used."""
-    if not isinstance(method.solver, Stepper):
-        raise InputError(f"{method.solver} takes no minibatch steps: the engine needs IVON, SGD or Laplace.")
-    solve = partial(solve_alone, method.solver)
+    solve = partial(solve_alone, method.solver) if isinstance(method.solver, Stepper) else None
     broadcast, totals = server.broadcast(method.dual, len(losses.data)), Totals.none(len(losses.data))
     for client in active.split(1):
         state = ClientState.from_rows(store.read(client))

@@ -34,10 +34,10 @@ def methods(name: Name = None, as_json: Json = False) -> None:
     Example: fedual methods ivon-admm
     """
     from fedual.defaults import settings
-    from fedual.methods import METHODS, NETWORKS
+    from fedual.methods import METHODS, NAMES
 
     if name is None:
-        rows = [{"name": key, "networks": key in NETWORKS, "summary": _summary(key)} for key in METHODS]
+        rows = [{"name": key, "networks": key in NAMES, "summary": _summary(key)} for key in METHODS]
         cells = [(row["name"], "yes" if row["networks"] else "", row["summary"]) for row in rows]
         _show(as_json, {"methods": rows}, ("method", "fedual run", "what it is"), cells)
         return

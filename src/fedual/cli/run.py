@@ -86,7 +86,7 @@ def run(
             options = {"device": device, "engine": engine, "out": folder, "resume": resume, "callbacks": callbacks}
             done = execute(loaded, seed, root=root, **options)
     seconds = time.perf_counter() - began
-    report(loaded, done.history, done.posterior.about)
+    report(loaded, done.history, done.posterior.about, done.method.name)
     path, spent = done.path or folder, times(done.history, seconds)
     parts = f"training {spent['training']:.1f}, evaluation {spent['evaluation']:.1f}"
     parts += f", calibration {spent['calibration']:.1f}" if "calibration" in spent else ""
@@ -109,14 +109,14 @@ def times(history: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, flo
     return {**known, "start and files": max(0.0, seconds - sum(known.values()))}
 
 
-def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]], about: str) -> None:
+def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]], about: str, method: str = "") -> None:
     """Print the last round's figures, what they rest on, and how many updates were refused and steps shortened."""
     from fedual.calibration import AT
 
     if not history:
         return
     last = history[-1]
-    typer.echo(f"{scenario.title}: {scenario.method}, round {last['round']}")
+    typer.echo(f"{scenario.title}: {method or scenario.method}, round {last['round']}")
     headings = {"accuracy": "accuracy", "rmse": "RMSE", "r2": "R²", "loss": "loss", "nll": "NLL", "ece": "ECE"}
     known = [name for name in headings if last.get(name) is not None]
     rows = []

@@ -188,6 +188,11 @@ class Full(Gaussian):
         """θ = m + L⁻ᵀ ε with S = L Lᵀ."""
         return self.mean(lam) + solve_transposed(self._factor(lam), noise)
 
+    def cubature(self, lam: Tensor) -> Tensor:
+        """m ± √P L⁻ᵀe_p for p = 1 … P, `(2P, P)`: they have the mean m and the covariance S⁻¹, without chance."""
+        around = lam.shape[-1] ** 0.5 * torch.eye(lam.shape[-1]).to(lam)
+        return self.place(lam, torch.cat([around, -around]))
+
     def natural_gradient(self, lam: Tensor, gradient: Tensor, hessian: Tensor | None) -> Tensor:
         """(g − Hm, ½H) (Eq. 45)."""
         assert hessian is not None

@@ -34,6 +34,7 @@ from fedual.posterior import Posterior
 from fedual.rundir import artifacts
 from fedual.rundir.old_config import CONFIG_VERSION
 from fedual.settings import Evaluation, LocalTraining
+from fedual.solvers import Newton
 
 
 class BayesianADMM(Strategy):
@@ -85,6 +86,8 @@ class BayesianADMM(Strategy):
         require_count("rounds", rounds)
         self.spec = methods.spec(method) if isinstance(method, str) else method
         self.method = resolve(self.spec, Federation(1, 1.0))  # only its parts are used; see `resolved` for its numbers
+        if model is not None and isinstance(self.method.solver, Newton):
+            raise InputError("newton trains networks in fedual.fit only: choose ivon-admm on Flower, or fedual.glm.")
         self.local, self.evaluation, self.policy, self.rounds = local, evaluation, policy, rounds
         training = resolve_training(local, self.method, 1.0)
         training.in_round(self.method, rounds - 1, rounds)  # refuses a learning rate that ends at 0

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from fedual.errors import InputError
 from fedual.networks.minibatches import Minibatches
-from fedual.networks.network import Network
+from fedual.networks.network import FAILURES, Network
 
 logger: logging.Logger = logging.getLogger("fedual")
-FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 LARGE, SMALL = 10.0, 0.1
 """Warn if the input RMS exceeds the one, or if that of every column is below the other."""
 

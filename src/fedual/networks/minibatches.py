@@ -19,13 +19,16 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.rnn import pad_sequence
 
-from fedual.errors import require_count
+from fedual.errors import InputError, require_count
+from fedual.families import Curvature, Gaussian, Rule
+from fedual.networks.affine import Affine
 from fedual.networks.client_data import Clients
 from fedual.networks.curvature import ggn_diagonal
 from fedual.networks.linear_layers import Slot, Stacked
 from fedual.networks.losses import Criterion, criterion
 from fedual.networks.network import Network
 from fedual.networks.randomness import Draws
+from fedual.solvers.base import Moments
 from fedual.solvers.stepper import Batches, aligned
 
 KEPT = 2**27
@@ -55,6 +58,7 @@ class Minibatches(Batches):
     local_steps: int | None = None  # in a round for every client, whatever its size, instead of `local_epochs`
     prepared: Tensor | None = None  # all inputs as the network sees them, if they fit
     prepared_y: Tensor | None = None  # all targets as the loss sees them; made from `data`
+    affine: Affine | None = None  # the whole losses of a network whose outputs are affine in θ
     compile: bool = False  # the elementwise work of a step; on a GPU, record steps as CUDA graphs
     round: int = 0
     ids: tuple[int, ...] | None = None  # the clients of this stack; None means all
@@ -233,6 +237,14 @@ class Minibatches(Batches):
             mine = {name: part[rows] for name, part in parts.items()}
             total[rows] += network.join(ggn_diagonal(network.forward, mine, x, y, weight[rows, step], self.loss))
         return total
+
+    def moments(
+        self, family: Gaussian, lam: Tensor, rule: Rule, step: int = 0, curvature: Curvature | None = None
+    ) -> Moments:
+        """ℓ_k, ∇ℓ_k and ∇²ℓ_k of each client at the mean of `lam` `(K, R, P)`, where outputs are affine in θ."""
+        if self.affine is None:
+            raise InputError(f"{self.network} has minibatches only: give `affine`, or choose IVON, SGD or Laplace.")
+        return self.affine.moments(self.clients, family.mean(lam))
 
     @cached_property
     def criterion(self) -> Criterion:

@@ -21,6 +21,8 @@ from fedual.networks.linear_layers import Layers
 from fedual.networks.targets import Targets
 
 Trainable = Callable[[str], bool] | Iterable[str] | None
+FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+"""What a module raises that cannot take its inputs, or that `torch.func` cannot transform."""
 
 
 class Network:
@@ -106,6 +108,12 @@ class Network:
         """The same network on a device."""
         self.model.to(device)
         self._initial = self._initial.to(device)
+        return self
+
+    def double(self) -> "Network":
+        """The same network in double precision."""
+        self.model.double()
+        self._initial = self._initial.double()
         return self
 
     def inputs(self, x: Tensor) -> Tensor:

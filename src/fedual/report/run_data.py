@@ -7,8 +7,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fedual.calibration import AT, HANDED_OVER, Calibration, tempered
+from fedual.calibration import AT, HANDED_OVER, Calibration, tempered, whole
 from fedual.errors import DataError, InputError
+from fedual.families import Full
 from fedual.report.elements import colours
 from fedual.rundir import RunDirectory, artifacts
 from fedual.rundir.artifacts import Evidence
@@ -122,6 +123,11 @@ class RunData:
         return self.settings.get("family") in POINT_FAMILIES
 
     @property
+    def is_whole(self) -> bool:
+        """True if the posterior has a full covariance and counts every example once."""
+        return self.settings.get("family") == Full.__name__ and self.tau == 1
+
+    @property
     def tau(self) -> float | None:
         """The temperature; None for a point, which has no spread, and where it is unknown."""
         tau = number(self.settings, "tau")
@@ -132,6 +138,8 @@ class RunData:
         """What the uncertainties of its posterior rest on, in words; empty if there is nothing to know."""
         if self.calibration is not None:
             return str(self.calibration)
+        if self.is_whole:
+            return whole(self.config.get("parameters", 0))
         return "" if self.tau is None or self.config.get("posterior") == "bayes" else tempered(self.tau)
 
     @property

@@ -123,6 +123,8 @@ def _notes(run: RunData) -> Iterator[Remark]:
         yield Remark("note", "A point", "This method learns a mean only: there is no q_g to be uncertain with.")
     if run.calibration is not None:
         yield Remark("good", "Calibrated", run.about[0].upper() + run.about[1:])
+    elif run.is_whole:
+        yield Remark("good", "Full covariance", run.about)
     elif run.about:
         yield Remark("note", "Tempered", run.about)
 

@@ -170,7 +170,7 @@ def load(
         document = _laid_over(document, presets[preset])
     for kind in ("method", "sweep"):
         for other in document.get(kind, {}):
-            known("method", other, methods.NETWORKS, f"{where}, [{kind}.{other}]")
+            known("method", other, methods.NAMES, f"{where}, [{kind}.{other}]")
     for other, table in document.get("method", {}).items():
         settings = {key: value for key, value in table.items() if key != "train"}
         check_table(f"method.{other}", settings, _types(methods.settings(other)), where)
