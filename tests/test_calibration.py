@@ -313,7 +313,8 @@ class TestResume:
         with pytest.raises(KeyboardInterrupt):
             train(out=tmp_path / "cut", callbacks=[interrupt])
         cut = train(out=tmp_path / "cut", resume=True)
-        assert cut.calibration == whole.calibration is not None
+        assert whole.calibration is not None
+        assert cut.calibration == whole.calibration
         both = [load_file(tmp_path / name / "posterior.safetensors") for name in ("whole", "cut")]
         assert torch.equal(both[0]["lam"], both[1]["lam"])
         assert json.loads((tmp_path / "cut" / "calibration.json").read_text()) == whole.calibration.to_dict()

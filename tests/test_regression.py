@@ -269,8 +269,10 @@ class TestNoise:
         assert q.network.targets is not None
         r = (predicted(q, x, samples=0).mean - y) / q.network.targets.sd
         total = float(w.sum())
-        data = q.tau * (q.precision - run.method.delta).clamp(min=0)
-        free = max(total - float((data / (data + run.method.delta)).sum()) / 2, total / 2)
+        delta = run.method.delta
+        assert isinstance(delta, float)
+        data = q.tau * (q.precision - delta).clamp(min=0)
+        free = max(total - float((data / (data + delta)).sum()) / 2, total / 2)
         torch.testing.assert_close(q.noise, ((w[:, None] * r.square()).sum(0) + 1) / (free + 1))
 
     def test_a_noise_that_cannot_be_is_refused(self):

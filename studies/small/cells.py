@@ -48,14 +48,15 @@ class Cell:
 
     def run(self, table: Table, rounds: int = ROUNDS) -> dict[str, Any]:
         """Train and measure: the record."""
-        start, figures, error = time.perf_counter(), {}, None
+        start, error = time.perf_counter(), None
+        figures: dict[str, Any] = {}
         spec = methods.spec(self.method, **self.settings)
         try:
             run = fedual.fit(
                 table.model, table.sites, spec, rounds, loss=table.loss, seed=self.seed, posterior=self.posterior,
                 local=LOCAL, execution=Execution(device="cpu", compile=False), evaluation=Evaluation(rounds, 0),
             )  # fmt: skip
-            figures = measure(run.posterior, table)
+            figures = measure(run.posterior, table) | {"trained": run.method.name}
         except FedualError as problem:
             error = str(problem)
         return {

@@ -32,6 +32,7 @@ class Round(NamedTuple):
 
 def posteriors(method: Method, plan, losses) -> Iterator[Round]:
     family, minibatches = Diagonal(), isinstance(losses, Minibatches)
+    assert isinstance(method.delta, float)
     prior = family.natural(torch.zeros(losses.dim), method.delta)
     state = init(method, prior, len(losses), losses.network.initial() if minibatches else None)
     for number, clients in enumerate(plan):
