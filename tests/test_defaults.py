@@ -401,8 +401,12 @@ class TestClientRules:
         assert run.history[-1]["accuracy"] > expected - 0.05
 
     @pytest.mark.slow
-    def test_relus_learn_from_inputs_up_to_255(self):
-        """They come near logistic regression on the pooled data, where s = 1 leaves them 15 points behind."""
+    def test_relus_learn_from_inputs_up_to_255(self, monkeypatch: pytest.MonkeyPatch):
+        """They come near logistic regression on the pooled data, where s = 1 leaves them 15 points behind.
+
+        With the τ of few examples they do not: docs/defaults.md has the figures.
+        """
+        monkeypatch.setattr("fedual.defaults.FEW", 0)
         *clients, test = pairs(5, 60, 255.0) + pairs(1, 600, 255.0)
         run = fit(deep(nn.ReLU), clients, rounds=10, test=test, batch_size=8, device="cpu", scale=1.0)
         x, y = (torch.cat(parts).numpy() for parts in zip(*clients, strict=True))
