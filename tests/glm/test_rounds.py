@@ -175,6 +175,19 @@ def test_separation_is_named_and_the_estimate_is_that_under_the_prior(quasi):
         glm.fit("sick ~ a + b", named, family="binomial", prior="flat")
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_separating_line_is_told_with_a_prior_and_without(seed: int):
+    """Its coefficients run away by steps of one standard error and more, which is no sign of a maximum either."""
+    random = np.random.default_rng(seed)
+    frames = [pd.DataFrame(random.normal(size=(200, 2)), columns=["a", "b"]) for _ in range(3)]
+    named = {f"site {k}": frame.assign(sick=(frame.a > 0).astype(int)) for k, frame in enumerate(frames)}
+    fit = glm.fit("sick ~ a + b", named, family="binomial")
+    assert "separated by" in (fit.separation or "")
+    assert fit.convergence.converged
+    with pytest.raises(NotConvergedError, match=r"separated by .*fit under a prior"):
+        glm.fit("sick ~ a + b", named, family="binomial", prior="flat")
+
+
 def test_a_level_without_one_class_has_a_converged_estimate_under_the_prior():
     """The rounds notice it late, and need some of their own after that."""
     named = tables()

@@ -109,20 +109,3 @@ def test_an_indefinite_hessian_still_gives_a_descent_direction():
     matrix = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=torch.float64)
     vector = torch.tensor([1.0, -0.5], dtype=torch.float64)
     assert vector @ solve(matrix, vector) > 0
-
-
-def test_a_step_that_rounding_keeps_from_shrinking_is_the_last():
-    """Columns of very different size and origin: the decrement cannot fall to `tol`."""
-    scale, origin = torch.logspace(-3, 3, 6, dtype=torch.float64), torch.logspace(2, -1, 6, dtype=torch.float64)
-    x = torch.cat([normal((100, 6), 1).double() * scale + origin, torch.ones(100, 1, dtype=torch.float64)], 1)
-    y = (normal((100,), 2) + (x[:, 0] - origin[0]) / scale[0] > 0).double()
-    losses = Linear.from_clients("binomial", [(x, y)])
-    method = methods.pvi(Full(), Newton(tol=1e-24))
-    weak = torch.cat([scale / 2.5, torch.tensor([1e-6], dtype=torch.float64)]).square()
-    state = algorithm.init(method, Full().natural(torch.zeros(7).double(), weak.diag()), 1)
-    after, _ = algorithm.step(method, state, losses)
-    mean = Full().mean(after.server.lam_g)
-    p = torch.sigmoid(x @ mean)
-    hessian = x.mT @ ((p * (1 - p))[:, None] * x) + weak.diag()
-    gradient = x.mT @ (p - y) + weak * mean
-    assert gradient @ torch.linalg.solve(hessian, gradient) < 1e-4

@@ -17,7 +17,7 @@ from fedual.glm.messages import Ask, Message, unpacked
 from fedual.glm.plan import cavity_rounds
 from fedual.glm.prior import FLAT, INTERCEPT, Prior, prior
 from fedual.glm.result import Fit
-from fedual.glm.rounds import LOST, AliasedError, IndefiniteError, Rounds, SeparatedError
+from fedual.glm.rounds import AliasedError, IndefiniteError, Rounds, SeparatedError
 from fedual.glm.settings import Settings
 
 FAMILY = Full()
@@ -91,7 +91,7 @@ class Estimation:
             converged = self._run(plan)
             return Fit(ml=None, posterior=self._laplace(1.0), posterior_kind="laplace", **self._figures(converged))
         try:
-            converged = self._run(plan, runaway=known, lost=LOST if known and not self.prior.flat else math.inf)
+            converged = self._run(plan, runaway=known)
         except SeparatedError as error:
             return self._penalised(self._separated(error))
         figures = self._figures(converged)
@@ -104,13 +104,13 @@ class Estimation:
         posterior, kind = self._posterior(dispersion)
         return Fit(ml=ml, posterior=posterior, posterior_kind=kind, **figures)
 
-    def _run(self, plan: int, runaway: bool = False, lost: float = math.inf) -> bool:
+    def _run(self, plan: int, runaway: bool = False) -> bool:
         binary = self.distribution.name == "binomial"
         # a site with few events is small, however many rows it has
         events = lambda mean: min(1.0, 2 * mean, 2 * (1 - mean)) if binary else 1.0
         smallest = min(n * events(self.moments.means[site]) for site, n in self.moments.rows.items())
         try:
-            converged = self.rounds.run(plan, smallest, self.moments.weight, binary, runaway, lost)
+            converged = self.rounds.run(plan, smallest, self.moments.weight, binary, runaway)
         except IndefiniteError:
             self._require_overdispersion(most=math.inf)
             raise

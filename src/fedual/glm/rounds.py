@@ -34,11 +34,12 @@ STEPS = (0.5, 0.25, 0.1, 0.03)
 """Shorter steps of the line search, beside the full one."""
 NEAR = 0.1
 """A change of m_g, in standard errors, after which the certificate comes next: it leaves about the square over 50."""
-GROWING, SLOW = 1.5, 0.4
-"""Without a prior: a coefficient runs away if its standard error grew so much twice, though steps were below one SE,
-and the last was not much shorter than the one before. Where there is no maximum, the factors are √e and 1/√e."""
-LOST = 0.5
-"""A step at the first certificate, in standard errors, from which on no maximum is in sight: others were below 0.05."""
+SLOW, GROWING, LOST = 0.4, 1.5, 0.5
+"""A likelihood without a maximum: steps, in SE, are each more than 0.4 of the one before. And either a coefficient's SE
+grew by 1.5 twice, though steps were below 1, or the step at a certificate is longer than 0.5.
+
+Along a coefficient that runs away, the factors are 1/√e and √e. Of tables that have a maximum, steps at the first
+certificate were below 0.05."""
 PERFECT = 1e-16
 """Least φ̂ in units of the response's variance: below it rounding would count as steps of many standard errors."""
 ALIASED, EMPTY = 1e-10, 1e-13
@@ -150,9 +151,7 @@ class Rounds:
                 "determine, or fit under a prior with estimate='posterior'."
             )
 
-    def run(
-        self, plan: int, smallest: float, weight: float, scaled: bool, runaway: bool = False, lost: float = math.inf
-    ) -> bool:
+    def run(self, plan: int, smallest: float, weight: float, scaled: bool, runaway: bool = False) -> bool:
         """Cavity rounds, then certificates until the next step is short; True if it is at most `tol`.
 
         Args:
@@ -161,7 +160,6 @@ class Rounds:
             weight: The sum of all weights.
             scaled: Lengthen a linear discriminant's solution, as suits the binomial family.
             runaway: Stop with `SeparatedError` when there is no maximum of the likelihood.
-            lost: Stop with `SeparatedError` also when the step at a certificate is longer.
         """
         first = self.mean
         small = smallest < SMALL * len(first) and self.state.round == 0
@@ -181,20 +179,18 @@ class Rounds:
                 self._require_maximum()
             if self.history[-1]["step_se"] < NEAR or self.left <= 1:
                 break
-        return self._certify(runaway, lost)
+        return self._certify(runaway)
 
-    def _certify(self, runaway: bool, lost: float) -> bool:
+    def _certify(self, runaway: bool) -> bool:
         while True:
             objective = self.exchange("newton")
             if self.history[-1]["step_se"] <= self.tol and self._is_best(objective):
                 return True
-            if self.left <= 0:
-                return False
             self._require_descent(objective)
             if runaway:
-                self._require_maximum()
-            if self.history[-1]["step_se"] > lost:
-                raise SeparatedError((self._steps > lost).nonzero()[:, 0].tolist(), self.history[-1]["step_se"])
+                self._require_maximum(at_certificate=True)
+            if self.left <= 0:
+                return False
 
     def _is_best(self, objective: float) -> bool:
         assert self.best is not None
@@ -215,14 +211,16 @@ class Rounds:
                 if (value := self.objective(loss, shorter)) < self.best[0]:
                     self.best = value, shorter
 
-    def _require_maximum(self) -> None:
-        """Raise `SeparatedError` where a coefficient runs away, or m_g tells the classes apart without an error."""
+    def _require_maximum(self, at_certificate: bool = False) -> None:
+        """Raise `SeparatedError` where coefficients run away, or m_g tells the classes apart without an error."""
         self._widths.append(torch.linalg.inv(self.precision).diagonal().sqrt())
         if len(self._widths) > 2:
             first, second, third = self._widths[-3:]
             before, step = (record["step_se"] for record in self.history[-2:])
-            away = (third > GROWING * second) & (second > GROWING * first)
-            if away.any() and SLOW * before < step < before < 1:
+            away = (third > GROWING * second) & (second > GROWING * first) & (step < before < 1)
+            if at_certificate:
+                away = away | (self._steps > LOST)
+            if away.any() and step > SLOW * before:
                 raise SeparatedError(away.nonzero()[:, 0].tolist(), step)
         if all(reply.facts["separated"] for reply in self.replies.values()):
             raise SeparatedError([])

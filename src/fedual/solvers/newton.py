@@ -26,8 +26,6 @@ FLOOR = 1e-13
 """Smallest eigenvalue of a scaled Hessian, relative to the largest."""
 ROUNDING = 1e-12
 """Relative rise of F that counts as rounding."""
-CLOSE = 1e-4
-"""A squared decrement below it that a step has not halved is rounding: nearer, every step squares it."""
 MOST_HALVINGS = 34
 """Lengths of a step that are tried, down to 1e-10 of it: beyond, F does not fall along it."""
 
@@ -64,8 +62,8 @@ class Newton(Stateless):
         for _ in range(self.max_steps):
             hessian = found.hessian / tau + curve
             step = -solve(hessian, found.gradient / tau - pull + curve @ theta)
-            before, decrement = decrement, step @ hessian @ step
-            if decrement <= self.tol or before / 2 < decrement <= CLOSE:
+            decrement = step @ hessian @ step
+            if decrement <= self.tol:
                 at = family.natural(theta)[None]
                 return stationary(problem, family.natural_gradient(at, found.gradient[None], found.hessian[None]))
             for halvings in range(MOST_HALVINGS):
