@@ -135,10 +135,10 @@ def test_a_client_that_is_killed_while_it_saves(sites, monkeypatch, moment):
 def test_a_full_disk_at_a_client(sites, monkeypatch):
     write, bad = atomic.write, []
 
-    def full(path, content):
+    def full(path, content, mode):
         if bad:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, content)
+        write(path, content, mode)
 
     def between(node, message, answer):
         bad[:] = [node] * (node == 101 and is_train(message, BAD))

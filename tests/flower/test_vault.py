@@ -216,7 +216,7 @@ def dying(moment: str | None) -> Iterator[None]:
     def die(*arguments: object):
         raise Dead
 
-    def half(path: Path, content: bytes):
+    def half(path: Path, content: bytes, mode: int):
         path.write_bytes(content[: len(content) // 2])
         raise Dead
 

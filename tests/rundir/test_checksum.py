@@ -10,7 +10,7 @@ from safetensors.torch import load, save
 from fedual.backends.client_store import create
 from fedual.errors import DataError
 from fedual.posterior import Posterior, Prediction
-from fedual.rundir import RunDirectory
+from fedual.rundir import RunDirectory, atomic
 from fedual.rundir.checksum import KEY, checksum, parse, seal, verify
 
 OLD = Path(__file__).parent / "files_of_version_1"
@@ -103,3 +103,12 @@ def test_an_old_vault_is_read(tmp_path: Path):
     assert {**found, "sha256": ""} == {**metadata, "sha256": ""}
     assert same.keys() == tensors.keys()
     assert all(torch.equal(same[name].nan_to_num(9), value.nan_to_num(9)) for name, value in tensors.items())
+
+
+def test_a_file_that_a_kill_left_behind_does_not_lend_its_permissions(tmp_path: Path):
+    left = tmp_path / "state.tmp"
+    left.write_text("half")
+    left.chmod(0o644)
+    atomic.store(tmp_path / "state", b"whole", mode=atomic.PRIVATE)
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "state").read_bytes() == b"whole"

@@ -203,9 +203,7 @@ def failing(real: Callable, count: int, code: int) -> Callable:
         (safetensors.torch, "save", 0),
         (safetensors.torch, "save", 1),
         (Path, "mkdir", 0),
-        (Path, "open", 0),
-        (Path, "open", 1),
-        (Path, "open", 2),
+        *((checkpoint, "write", i) for i in range(3)),  # server, clients, meta
     ],
 )
 def test_a_full_disk_while_saving_leaves_the_old_snapshot(

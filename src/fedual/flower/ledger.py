@@ -15,8 +15,6 @@ from secrets import token_hex
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from fedual.algorithm import Guards, Info, Method, Natural, ServerState, Totals, Upload, Zero, server_step, total
@@ -26,9 +24,11 @@ from fedual.families import finite, inner
 from fedual.flower.payload import decode
 from fedual.flower.wire import brief
 from fedual.networks.targets import Sums, Targets, pooled
-from fedual.rundir.atomic import store
+from fedual.rundir.atomic import PRIVATE, store
+from fedual.rundir.checksum import is_sealed, parse, seal, verify
 
-FORMAT = "fedual-ledger-1"
+FORMAT, UNSEALED = "fedual-ledger-2", "fedual-ledger-1"
+"""Ledgers of the first format have no checksum."""
 
 
 class Reply(NamedTuple):
@@ -104,7 +104,8 @@ class Ledger:
             name: value.cpu().clone(memory_format=torch.contiguous_format)
             for name, value in self.server.tensors().items()
         }
-        store(path, save(tensors, {"format": FORMAT, "ledger": json.dumps(meta)}), "the last round is intact")
+        content = seal(tensors, {"format": FORMAT, "ledger": json.dumps(meta)})
+        store(path, content, "the last round is intact", PRIVATE)
 
     @classmethod
     def load(cls, path: Path, like: ServerState) -> "Ledger":
@@ -116,18 +117,19 @@ class Ledger:
                 values.
 
         Raises:
-            DataError: The file cannot be read.
+            DataError: The file cannot be read or is damaged.
             InputError: The file belongs to another model, method or prior.
         """
         try:
-            with safe_open(path, "pt") as file:
-                about = file.metadata() or {}
-                meta = json.loads(about["ledger"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if about["format"] != FORMAT:
-                raise KeyError(about["format"])
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            content = path.read_bytes()
+            about, tensors = parse(content)
+            meta = json.loads(about["ledger"])
+            if (about["format"], is_sealed(content)) not in ((FORMAT, True), (UNSEALED, False)):
+                raise ValueError(f"its format is {about['format']}")
+        except (OSError, KeyError, ValueError) as error:
             raise DataError(f"{path} is not the checkpoint of a server ({error}): restore the file.") from error
+        if about["format"] == FORMAT and not verify(content):
+            raise DataError(f"{path} is damaged (its checksum is wrong): restore the file.")
         shapes = lambda named: {name: (value.shape, value.dtype) for name, value in named.items()}
         if shapes(tensors) != shapes(like.tensors()):
             raise InputError(f"{path} belongs to another model or method: choose another experiment or folder.")

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedual.errors import DataError, FedualError, InputError
-from fedual.rundir.atomic import make_private, store
+from fedual.rundir.atomic import PRIVATE, make_private, store
 from fedual.rundir.checksum import parse, seal, verify
 from fedual.rundir.locking import locked
 
@@ -156,7 +156,7 @@ class Vault:
         nonces = {name: copy and copy.nonce for name, copy in copies.items()}
         tensors = {f"{name}.{key}": value for name, copy in copies.items() if copy for key, value in copy.rows.items()}
         content = seal(tensors, {"vault": json.dumps({**self._identity, "secret": self.secret, **nonces})})
-        store(self._path, content)
+        store(self._path, content, mode=PRIVATE)
 
     def _read(self, content: bytes) -> None:
         if not verify(content):

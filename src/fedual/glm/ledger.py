@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedual.errors import DataError
-from fedual.rundir.atomic import make_private, replacing, write, writing
+from fedual.rundir.atomic import PRIVATE, make_private, store, sync, writing
 from fedual.rundir.checksum import parse, seal, verify
 from fedual.rundir.locking import locked
 
@@ -211,13 +211,12 @@ def opened(path: Path, wait: float = WAIT) -> Iterator[Book]:
         yield book
         if book.changed:
             content = book.to_bytes()
-            with writing(path, len(content)), replacing(path) as temporary:
-                temporary.touch(0o600)
-                temporary.chmod(0o600)  # it may have been left by a process that died
-                write(temporary, content)
+            store(path, content, mode=PRIVATE)
             if not lock.stat().st_size:
-                with writing(lock, 1, "the ledger is on disk"):
-                    write(lock, b"+")
+                # in place, because the lock is held on this very file
+                with writing(lock, 1, "the ledger is on disk"), lock.open("r+b") as file:
+                    file.write(b"+")
+                sync(lock)
             book.changed = False
 
 

@@ -289,7 +289,7 @@ class Site:
         if self.memory is not None:
             atomic.make_private(self.memory.parent)
             content = checksum.seal(kept, {"digest": digest})
-            atomic.store(self.memory, content, "the site's last answer was not sent")
+            atomic.store(self.memory, content, "the site's last answer was not sent", atomic.PRIVATE)
 
 
 def variables(schema: Schema) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedual.errors import DataError
@@ -11,9 +11,15 @@ from fedual.errors import DataError
 INTACT = "what was there before is intact"
 
 
-def write(path: Path, content: bytes) -> None:
-    """Write a file and wait until it is on disk."""
-    with path.open("wb") as file:
+PRIVATE, SHARED = 0o600, 0o666
+"""Permissions of a new file: for its owner alone, or as the process's umask allows."""
+
+
+def write(path: Path, content: bytes, mode: int = SHARED) -> None:
+    """Write a new file with these permissions, in place of one that is there, and wait until it is on disk."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # one that a kill has left has permissions of its own
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -47,10 +53,10 @@ def replacing(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
-def replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes, mode: int = SHARED) -> None:
     """Replace the content of a file: readers see the old or the new content, never a mixture."""
     with replacing(path) as temporary:
-        write(temporary, content)
+        write(temporary, content, mode)
 
 
 @contextmanager
@@ -66,10 +72,10 @@ def writing(path: Path, nbytes: int, remains: str = INTACT) -> Iterator[None]:
         raise DataError(f"{cause}; make room or allow writing, then resume or try again: {remains}.") from error
 
 
-def store(path: Path, content: bytes, remains: str = INTACT) -> None:
+def store(path: Path, content: bytes, remains: str = INTACT, mode: int = SHARED) -> None:
     """`replace` a file, with the error of `writing`."""
     with writing(path, len(content), remains):
-        replace(path, content)
+        replace(path, content, mode)
 
 
 def make_private(folder: Path) -> None:

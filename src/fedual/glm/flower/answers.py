@@ -38,5 +38,5 @@ def answer_once(folder: Path, run: int, request: Message, answer: Callable[[Mess
         reply = answer(request)
         tensors = {name: each.clone(memory_format=torch.contiguous_format) for name, each in reply.tensors.items()}
         metadata = {"key": key, "kind": reply.kind, "facts": json.dumps(dict(reply.facts))}
-        atomic.store(path, checksum.seal(tensors, metadata), "the answer was not sent")
+        atomic.store(path, checksum.seal(tensors, metadata), "the answer was not sent", atomic.PRIVATE)
         return reply
