@@ -8,7 +8,7 @@ import torch
 from fedual import algorithm, glm
 from fedual.errors import DataError, InputError, NotConvergedError
 from fedual.families import Full
-from fedual.glm import estimation
+from fedual.glm import models
 from fedual.glm.estimation import Estimation
 from fedual.glm.fitting import asking, simulate
 from fedual.glm.messages import Message, unpacked_lam
@@ -77,7 +77,7 @@ def test_a_site_that_forgot_its_dual_costs_accuracy_but_no_correctness():
     def ask(message: Message) -> dict[str, Message]:
         return {name: Site(name, frame).answer(message) for name, frame in named.items()}
 
-    forgetful = estimation.estimate(ask, Settings("sick ~ a + b", family="binomial", tol=1e-9))
+    forgetful = models.estimate(ask, Settings("sick ~ a + b", family="binomial", tol=1e-9))
     np.testing.assert_allclose(forgetful.coefficients, whole.coefficients, rtol=1e-9)
 
 
@@ -89,15 +89,15 @@ def test_a_site_remembers_its_dual_in_a_file(tmp_path):
     def ask(message: Message) -> dict[str, Message]:
         return {name: Site(name, frame, memory=path(name)).answer(message) for name, frame in named.items()}
 
-    restarted = estimation.estimate(ask, settings)
-    kept = estimation.estimate(asking(members()), settings)
+    restarted = models.estimate(ask, settings)
+    kept = models.estimate(asking(members()), settings)
     assert [step["loss"] for step in restarted.convergence.history] == [
         step["loss"] for step in kept.convergence.history
     ]
     np.testing.assert_array_equal(restarted.coefficients, kept.coefficients)
     first = path("site 0")
     first.write_bytes(first.read_bytes()[:-1] + b"x")  # damaged: as if there were none
-    damaged = estimation.estimate(ask, settings)
+    damaged = models.estimate(ask, settings)
     np.testing.assert_allclose(damaged.coefficients, kept.coefficients, rtol=1e-9)
 
 
@@ -112,7 +112,7 @@ def test_the_same_question_has_the_same_answer_bit_for_bit():
             said.extend(reply.digest() for reply in replies.values())
             return replies
 
-        estimation.estimate(ask, Settings("count ~ a + b", family="poisson"))
+        models.estimate(ask, Settings("count ~ a + b", family="poisson"))
         return said
 
     assert once() == once()
@@ -381,7 +381,7 @@ def test_uploads_are_the_sites_quadratics_and_nothing_more():
         said.extend(reply for reply in replies.values() if message.kind == "round")
         return replies
 
-    estimation.estimate(ask, Settings("sick ~ a + b", family="binomial"))
+    models.estimate(ask, Settings("sick ~ a + b", family="binomial"))
     assert said
     assert {reply.numbers for reply in said} == {3 * 6 // 2 + 1}
     assert all(unpacked_lam(reply.tensors["eta"]).shape == (4, 3) for reply in said)

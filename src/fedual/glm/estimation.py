@@ -1,4 +1,4 @@
-"""The federation's side of a regression: handshake, rounds, certificate, and the figures that follow from sums."""
+"""The server of a generalised linear model: handshake, rounds, certificate, and the figures that follow from sums."""
 
 import math
 from typing import Any
@@ -25,7 +25,6 @@ MOST_VARIATIONAL, VARIATIONAL_TOL = 20, 1e-3
 """Rounds of a variational posterior, and the change of its mean, in sds, that ends them."""
 POISSON = 0.05
 """Where α ȳ, the part of the variance beyond a Poisson's, is smaller and still falls, there is no α to find."""
-BEYOND = "the sums of all sites are beyond float64's range or precision: rescale the response or the columns"
 CONSTANT = 1e-12
 """The sd of a response that has an error to estimate, relative to its mean, is more."""
 MOST_NAMES = 5
@@ -33,19 +32,6 @@ MOST_NAMES = 5
 NOT_CONVERGED = "The rounds ended before the estimate rested: raise max_rounds."
 WEAK, WEAK_EXTRA_SD = Prior(sd=2.5, intercept_sd=10.0), 1.5
 """Of the first λ_g: the prior of the coefficients, and the sd of the distribution's extra parameters."""
-
-
-def estimate(ask: Ask, settings: Settings) -> Fit:
-    """Fit a regression to the sites behind `ask`.
-
-    Args:
-        ask: Sends a message to all sites.
-        settings: What is fitted.
-    """
-    try:
-        return Estimation(ask, settings).fit()
-    except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
-        raise NotConvergedError(f"{settings.formula!r}: {BEYOND}.") from error
 
 
 class Estimation:

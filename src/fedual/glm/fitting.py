@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fedual.glm import estimation
+from fedual.glm import models
 from fedual.glm.figures import SiteEffects
 from fedual.glm.guards import Guard, Guards
 from fedual.glm.messages import Ask, Message
@@ -68,7 +68,7 @@ def simulate(settings: Settings, sites: Mapping[str, Source] | Sequence[Source],
     """`fit` with its settings as one object."""
     rules = Guards() if guards is None else guards
     members = [Site(name, source, Guard(rules, None, False, name)) for name, source in sources(sites).items()]
-    result = estimation.estimate(asking(members), settings)
+    result = models.estimate(asking(members), settings)
     return replace(result, warnings=result.warnings + refusals(members))
 
 

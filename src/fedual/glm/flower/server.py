@@ -9,10 +9,10 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedual.glm import result_folder
-from fedual.glm.estimation import estimate
 from fedual.glm.flower.exchange import Exchange
 from fedual.glm.flower.sites import Patience, Sites
 from fedual.glm.inference import check_level
+from fedual.glm.models import estimate
 from fedual.glm.options import settings_from
 from fedual.glm.result import Fit
 from fedual.glm.settings import Settings
