@@ -19,8 +19,19 @@ FLOORS = [
     {"solvers"},
     {"methods", "models", "data"},
     {"settings", "defaults", "networks"},
-    {"rundir", "metrics", "backends", "posterior", "calibration", "predict", "strange", "export", "summary"},
-    {"flower", "glm", "run", "fitting", "trackers", "comparison", "progress"},
+    {
+        "rundir",
+        "metrics",
+        "backends",
+        "posterior",
+        "calibration",
+        "personal",
+        "predict",
+        "strange",
+        "export",
+        "summary",
+    },
+    {"flower", "glm", "run", "handing_over", "fitting", "trackers", "comparison", "progress"},
     {"scenarios", "report", "cli", "starter"},
 ]
 FLOOR = {room: i for i, floor in enumerate(FLOORS) for room in floor}

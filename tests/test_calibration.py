@@ -324,7 +324,7 @@ class TestResume:
     ):
         first = train(out=tmp_path)
         with monkeypatch.context() as patched:
-            patched.setattr("fedual.fitting.tables", None)  # is not called
+            patched.setattr("fedual.handing_over.calibration.tables", None)  # is not called
             assert train(out=tmp_path, resume=True).calibration == first.calibration
         more = train(out=tmp_path, rounds=6, resume=True)
         assert more.calibration == train(rounds=6).calibration != first.calibration

@@ -186,6 +186,7 @@ class Calibration:
         nll_mean: The same at the mean, without a temperature.
         folds: Short runs of cross-fitting; 0: the examples were held out of the run itself.
         missing: Clients that gave no table.
+        beta: The step towards one client's own data, of a personal posterior (`fedual.personal`).
     """
 
     tau: float
@@ -196,8 +197,11 @@ class Calibration:
     nll_mean: float
     folds: int = 0
     missing: tuple[str, ...] = ()
+    beta: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.beta < math.inf:
+            raise InputError(f"A calibration has beta = {self.beta!r}: it must be finite, and at least 0.")
         if not (0 <= self.tau < math.inf and 0 < self.temperature < math.inf):
             pair = f"tau = {self.tau!r} and temperature = {self.temperature!r}"
             raise InputError(f"A calibration has {pair}: both must be finite, and the temperature positive.")
@@ -241,6 +245,7 @@ class Calibration:
         sites = f"{self.clients} {'site' if self.clients == 1 else 'sites'}"
         words = f"calibrated {how + ' ' if how else ''}on {self.examples} held-out examples of {sites}"
         width = f"q_g at τ = {self.tau:.2g}" if self.tau else "at the mean"
+        width += f" of q_g + {self.beta:g} η of one client" if self.beta else ""
         absent = f"; without {', '.join(self.missing)}" if self.missing else ""
         return f"{words}: {width}, logits divided by {self.temperature:.2f}{absent}."
 

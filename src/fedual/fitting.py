@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from fedual import methods
 from fedual.algorithm import Method, client_init, server_init
 from fedual.backends.client_store import free_memory, placed
-from fedual.backends.precision import arithmetic
 from fedual.backends.vectorised import choose_chunk, image_layers, worth_compiling
-from fedual.calibration import FOLDS, Calibration, Fold, Grid, HeldOut, hold_out, part_held_out, require_mode, tables
+from fedual.calibration import hold_out, part_held_out, require_mode
 from fedual.defaults import Federation, resolve, resolve_training, wants_full
-from fedual.errors import DivergedError, InputError, require_count
+from fedual.errors import InputError, require_count
+from fedual.handing_over import choose
 from fedual.methods import MethodSpec
 from fedual.networks import Clients, Draws, Minibatches, Network
 from fedual.networks.affine import Affine, is_affine
@@ -152,7 +152,7 @@ def fit(
 
     run = Run(method, losses, rounds, local, execution, evaluation, config, server, store, path, mode=mode)
     if mode == "calibrated" and loss == "cross_entropy":
-        run.calibrate = partial(_calibrate, whole=whole, held=held, short_run=short_run)
+        run.choose = partial(choose, whole=whole, held=held, short_run=short_run)
     folder = [Folder(run, resume)] if path else []  # the last callback, which sees `stop`
     callbacks = [*callbacks, *watchers(execution.progress), *folder]
     with ExitStack() as stack:
@@ -185,30 +185,6 @@ def _whole(losses: Minibatches) -> Minibatches:
             "needs: choose ivon-admm, or train the last layer alone (Network(model, trainable=…))."
         )
     return replace(losses, affine=Affine(network, losses.data, losses.y, losses.loss))
-
-
-def _calibrate(
-    run: Run, whole: Clients, held: HeldOut | None, short_run: Callable[[Clients, int], Run]
-) -> Calibration | None:
-    """The calibration of a run, on its held-out examples or on those of short runs; None if nobody has enough."""
-    losses, samples, rounds = run.losses, run.evaluation.samples, (run.server.round + 1) // 2
-    grid, seed = Grid.of(run.trained.family, run.method.tau, samples), losses.draws.evaluation(run.server.round)
-    count = FOLDS if held is None else 0
-    found, rows, weight, clients = list[Tensor](), 0, 0.0, set[int]()
-    for number in range(count or 1):
-        training, left = (whole, held) if held is not None else hold_out(whole, Fold(number, FOLDS), losses.draws)
-        if not any(map(len, left.rows)):
-            continue
-        try:
-            trained = run.trained if held is not None else short_run(training, max(1, rounds)).trained
-        except DivergedError:
-            continue
-        with arithmetic(losses.network.device, run.execution.precision):
-            found += tables(trained, grid, losses.data, left, samples, seed)
-        rows += sum(map(len, left.rows))
-        weight += float(sum(map(len, left.rows) if left.weights is None else (w.double().sum() for w in left.weights)))
-        clients |= {k for k, own in enumerate(left.rows) if len(own)}
-    return Calibration.choose(grid, found, weight=weight, examples=rows, clients=len(clients), folds=count)
 
 
 def for_networks(method: str | MethodSpec | Method) -> MethodSpec | Method:

@@ -23,6 +23,7 @@ from fedual.metrics import evaluate, residual_squares
 from fedual.networks import Minibatches
 from fedual.networks.randomness import counted
 from fedual.networks.targets import effective_parameters, noise_variance
+from fedual.personal import Choices, Personal
 from fedual.posterior import Posterior
 from fedual.rundir import RunDirectory, artifacts
 from fedual.settings import Evaluation, Execution, LocalTraining
@@ -71,8 +72,9 @@ class Run:
     refused: set[int] = field(default_factory=set)  # clients refused since an update last counted
     noise: Tensor | None = None  # of a regression, after its last round; see `Posterior`
     mode: Mode = "point"  # what `posterior` is
-    calibrate: Callable[["Run"], Calibration | None] = lambda run: None  # called after the last round
+    choose: Callable[["Run"], Choices] = lambda run: Choices()  # called after the last round
     calibration: Calibration | None = None  # after the last round
+    personal: Calibration | None = None  # of the posteriors in `clients`, after the last round
 
     @property
     def trained(self) -> Trained:
@@ -85,6 +87,11 @@ class Run:
         """The current q_g as it is handed over: with `posterior="calibrated"` calibrated, after the last round."""
         about = self.config["loss"], self.noise, self.calibration
         return Posterior.handed_over(self.trained, *about, bayes=self.mode == "bayes")
+
+    @property
+    def clients(self) -> Personal:
+        """A posterior for each client, moved towards its own data: `run.clients[k]` (`fedual.personal`)."""
+        return Personal(self.trained, self.store, self.posterior, self.personal)
 
     def frame(self) -> "pandas.DataFrame":
         """The history as a table, one row a round; a figure that a round does not have is NaN."""
@@ -188,7 +195,7 @@ def _evaluate(run: Run, server: ServerState, test: tuple[Tensor, Tensor]) -> Rec
 def _hand_over(run: Run, test: tuple[Tensor, Tensor] | None) -> Record:
     """Calibrate the posterior, and return its figures on the test set."""
     began = time.perf_counter()
-    run.calibration, end = run.calibrate(run), HANDED_OVER.get(run.mode)
+    (run.calibration, run.personal), end = run.choose(run), HANDED_OVER.get(run.mode)
     record: Record = {} if run.calibration is None else {"calibration_seconds": time.perf_counter() - began}
     differs = run.calibration is not None or (run.mode == "bayes" and not is_point(run.trained.family))
     if test is None or not differs or run.losses.loss != "cross_entropy":
@@ -261,6 +268,7 @@ class Folder:
             run.refused = set(snapshot.meta["refused"])
             if run.server.round == run.rounds:
                 run.calibration = Calibration.from_dict(snapshot.meta.get("calibration"))
+                run.personal = Calibration.from_dict(snapshot.meta.get("personal"))
         if run.server.round < run.rounds:
             for name in ("posterior.safetensors", *artifacts.OF_THE_END):  # written after fewer rounds
                 (run.path / name).unlink(missing_ok=True)
@@ -274,8 +282,9 @@ class Folder:
         self.folder.append(record)
         began = time.perf_counter()
         if run.server.round == run.rounds or run.stop or began - self.saved >= 20 * self.cost:
-            known = None if run.calibration is None else run.calibration.to_dict()
-            meta = {"moved": run.server.moved, "refused": sorted(run.refused), "calibration": known}
+            stored = lambda chosen: None if chosen is None else chosen.to_dict()
+            meta = {"moved": run.server.moved, "refused": sorted(run.refused)}
+            meta |= {"calibration": stored(run.calibration), "personal": stored(run.personal)}
             self.folder.save(run.server.round, run.server.tensors(), meta, run.store)
             self.saved = time.perf_counter()
             self.cost = self.saved - began
