@@ -6,6 +6,7 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # what Flower sets for a ServerApp
@@ -24,12 +25,17 @@ class Here:
 
     def __init__(self, apps: dict[int, tuple[ClientApp, dict[str, Any]]], between: Between | None = None):
         self.apps, self.between = dict(apps), between or (lambda node, message, answer: answer())
+        self.keys: dict[int, bytes] = {}
         self.replies: dict[str, Message | None] = {}
         self.numbers = itertools.count(1)
         self.sent: list[Message] = []
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.apps)
+
+    def get_nodes(self) -> Iterable[Any]:
+        """What Flower says of its nodes: each has a key of its own."""
+        return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"%d" % node)) for node in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str | None]:
         found = []

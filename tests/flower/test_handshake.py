@@ -65,7 +65,7 @@ def test_a_site_with_another_version_of_fedual_is_turned_away(sites, monkeypatch
 
 
 def test_somebody_elses_id_is_refused_and_its_owner_goes_on(sites):
-    """Whoever comes with an id that was here before must know its secret."""
+    """Whoever comes with an id that was here before must have its key."""
     sites.run(2)
     app, config = sites.node(1)
     sites.grid.apps = {100: sites.node(0), 99: (app, config | {"state-dir": str(sites.path / "thief")})}
@@ -84,7 +84,11 @@ GREETINGS = {
     "pairs": ({"facts": "[[1, 2]]"}, "it does not say what it runs"),
     "a deep list": ({"facts": 100_000 * "["}, "it does not say what it runs"),
     "long facts": ({"facts": json.dumps({"fedual": 10_000 * "x"})}, "its fedual is xxx"),
-    "no secret": ({"secret": None}, "it shows no secret"),
+    "no key": ({"key": None}, "it does not show its key"),
+    "a strange key": ({"key": 64 * "0"}, "it does not show its key"),
+    "no signature": ({"signature": None}, "it does not show its key"),
+    "another signature": ({"signature": 128 * "0"}, "it does not show its key"),
+    "another client": ({"client": "9"}, "it does not show its key"),
     "no id": ({"client": None}, "a client's id is a text"),
     "a number as id": ({"client": 1}, "a client's id is a text"),
     "a long number": ({"client": 5000 * "9"}, "a client's id is a text"),

@@ -37,9 +37,12 @@ def sites(tmp_path) -> Federation:
 
 
 def lose(sites: Federation, how: str, client: str = "1") -> None:
-    """Harm the state of a site: remove it, damage it, or restore an old backup."""
-    file = sites.vault(client)
+    """Harm the state of a site: remove it with its key or without, damage it, or restore an old backup."""
     if how == "deleted":
+        shutil.rmtree(sites.path / f"site{client}")
+        return
+    file = sites.vault(client)
+    if how == "removed":
         file.unlink()
     elif how == "damaged":
         content = bytearray(file.read_bytes())
@@ -49,7 +52,7 @@ def lose(sites: Federation, how: str, client: str = "1") -> None:
         shutil.copy(file.with_suffix(".backup"), file)
 
 
-@pytest.mark.parametrize("how", ["deleted", "damaged"])
+@pytest.mark.parametrize("how", ["removed", "damaged"])
 def test_a_client_that_loses_its_state_is_named_and_left_out_and_the_run_goes_on(sites, how):
     def between(node, message, answer):
         if node == 101 and is_train(message, 3):
@@ -61,11 +64,12 @@ def test_a_client_that_loses_its_state_is_named_and_left_out_and_the_run_goes_on
     assert all("re-admit this client" in record["left_out"]["1"] for record in sites.history[2:])
     lam_g = sites.ledger.server.lam_g
     assert (lam_g - sites.pooled()).norm() > 0  # its old share still counts: nothing is made up
+    lose(sites, "deleted")  # with its key nobody knows it any more
     with pytest.raises(FedualError, match=r"After 100 s 2 clients are there, 3 are needed.*client 1 was turned away"):
         sites.run(7, min_clients=3)
 
 
-@pytest.mark.parametrize("how", rest_slow(["deleted", "damaged", "restored"], "damaged"))
+@pytest.mark.parametrize("how", rest_slow(["deleted", "removed", "damaged", "restored"], "deleted", "damaged"))
 def test_a_client_that_lost_its_state_is_readmitted_and_the_pooled_posterior_reached(sites, how):
     sites.run(2)
     shutil.copy(sites.vault("1"), sites.vault("1").with_suffix(".backup"))

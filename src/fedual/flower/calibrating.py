@@ -63,7 +63,8 @@ def calibrate(nodes: Nodes, server: Server) -> None:
 def short_run(server: Server, fold: Fold, rounds: int) -> Server:
     """The server of a run of its own that leaves other examples out; it goes on where it was interrupted."""
     name = f"fold-{fold.number}-of-{rounds}"
-    policy = replace(server.policy, readmit=(), forget=(), evaluate_clients=False)
+    known = {client: badge.key for client, badge in server.ledger.badges.items()}
+    policy = replace(server.policy, readmit=(), forget=(), evaluate_clients=False, known=known or server.policy.known)
     own = type(server)(
         server.network, server.spec, rounds, experiment=f"{server.experiment}.{name}",
         out=server.folder / "folds" / name, seed=server.draws.seed, posterior="point", local=server.local,

@@ -24,8 +24,9 @@ from fedual.calibration import hold_out
 from fedual.errors import FedualError, InputError, require_count
 from fedual.families import Family, Gaussian, check
 from fedual.flower import calibrating, wire
+from fedual.flower.identity import NETWORKS, identity
 from fedual.flower.site import Request, Site
-from fedual.flower.vault import StateLost, opened
+from fedual.flower.vault import StateLost
 from fedual.metrics import evaluate, residual_squares
 from fedual.networks import Clients, Draws, Minibatches, Network
 from fedual.networks.checks import check as check_data
@@ -157,12 +158,13 @@ def client_app(
                 reply = calibrating.answer(config, tensors, network(), draws)
             return reply(*examples(context)), {}, {}
         with reading():
-            experiment = config["experiment"]
-        with opened(folder, experiment, client) as vault:
-            secret = hashlib.sha256(vault.secret.encode()).hexdigest()
+            challenge, experiment = str(config["nonce"]), str(config["experiment"])
+        site = identity(folder, client)
+        signature = site.sign(NETWORKS, challenge, experiment, client, message.metadata.dst_node_id)
         own_losses = None if losses is None else losses(dict(context.node_config))
         size = len(examples(context)[0]) if own_losses is None else float(own_losses.num_examples.sum())
-        told = {"examples": float(size), "facts": json.dumps(facts()), "secret": secret}
+        told = {"examples": float(size), "facts": json.dumps(facts())}
+        told |= {"key": site.public, "signature": signature}
         if model is not None and standardises(network(), loss):
             told["targets"] = json.dumps(client_sums(examples(context)[1]).to_dict())
         return {}, told, {}

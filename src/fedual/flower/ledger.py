@@ -42,6 +42,13 @@ class Reply(NamedTuple):
     guards: Guards = Guards()
 
 
+class Badge(NamedTuple):
+    """By what a site is known."""
+
+    key: str  # public, of its identity (`fedual.flower.identity`)
+    node: str  # a digest of its node's own key at Flower
+
+
 @dataclass
 class Ledger:
     """The state of an experiment's server.
@@ -50,7 +57,7 @@ class Ledger:
         server: λ_0, λ_g, Σ_k η_k and the round.
         acks: For each client the nonce of its last round that counted.
         numbers: For each client its number, in the order of admission.
-        secrets: For each client the digest of the secret that it showed when it was admitted.
+        badges: For each client its public key, and a digest of the key of the node at which it was last.
         examples: For each client its number of examples.
         forgotten: Clients that left for good.
         sums: For each client the sums of its targets, where a regression is standardised.
@@ -67,7 +74,7 @@ class Ledger:
     server: ServerState
     acks: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
-    secrets: dict[str, str] = field(default_factory=dict)
+    badges: dict[str, Badge] = field(default_factory=dict)
     examples: dict[str, float] = field(default_factory=dict)
     forgotten: set[str] = field(default_factory=set)
     sums: dict[str, Sums] = field(default_factory=dict)
@@ -87,7 +94,7 @@ class Ledger:
             "moved": self.server.moved,
             "acks": self.acks,
             "numbers": self.numbers,
-            "secrets": self.secrets,
+            "badges": self.badges,
             "examples": self.examples,
             "forgotten": sorted(self.forgotten),
             "sums": {client: sums.to_dict() for client, sums in self.sums.items()},
@@ -136,7 +143,8 @@ class Ledger:
         if not torch.equal(tensors["prior"], like.prior):
             raise InputError(f"{path} belongs to a run with another prior: choose another experiment or folder.")
         server = ServerState(**{"start": None, **tensors}, round=meta["round"], moved=meta["moved"])
-        rest = {key: meta[key] for key in ("acks", "numbers", "secrets", "usual", "id", "starts")}
+        rest = {key: meta[key] for key in ("acks", "numbers", "usual", "id", "starts")}
+        rest["badges"] = {client: Badge(*badge) for client, badge in meta.get("badges", {}).items()}
         rest |= {"examples": meta.get("examples", {}), "targets": Targets.from_dict(meta.get("targets"))}
         rest["noise"] = None if meta.get("noise") is None else torch.tensor(meta["noise"], dtype=torch.float64)
         rest |= {"fold": Fold(*meta["fold"]) if meta.get("fold") else None, "calibrated": meta.get("calibrated")}
@@ -165,12 +173,30 @@ class Ledger:
         if self.targets is None and self.server.round == 0:
             self.targets = pooled([self.sums[client] for client in self.members if client in self.sums])
 
-    def admit(self, client: str, secret: str, examples: float | None = None, sums: Sums | None = None) -> str | None:
-        """Admit a client, or return why it is refused; a client that was here before must show the same secret."""
+    def stranger(self, client: str, badge: Badge, given: str | None = None) -> str | None:
+        """Why a site may not take part as this client, by its keys; None if it may.
+
+        Args:
+            client: The client's id.
+            badge: What the site showed. A client may come to another node: its own key proves who it is.
+            given: The public key that the operator gave for this client, which takes the place of an earlier one.
+        """
         if client in self.forgotten:
             return "it was forgotten: re-admit it"
-        if self.secrets.setdefault(client, secret) != secret:
-            return "another site has this id, or it lost its state: if so, re-admit it"
+        expected = given or (self.badges[client].key if client in self.badges else None)
+        if expected is None and client in self.acks:
+            return "an earlier fedual wrote this ledger, without its key: give it once, in Policy(known=…)"
+        if expected not in (None, badge.key):
+            return "another site has this id, or it lost its state and its key: if so, re-admit it"
+        for other, its in self.badges.items():
+            if other != client and badge.key == its.key:
+                return f"its key is that of client {other}: each client has a key of its own"
+            if other != client and badge.node == its.node:
+                return f"its node takes part as client {other}: one node is one client"
+        return None
+
+    def admit(self, client: str, badge: Badge, examples: float | None = None, sums: Sums | None = None) -> str | None:
+        """Admit a client that is no stranger, or return why it is refused."""
         if sums is not None:
             outputs, known = len(sums.total), {len(other.total) for other in self.sums.values()}
             if known and outputs not in known:
@@ -179,6 +205,7 @@ class Ledger:
         self.numbers.setdefault(client, len(self.numbers))
         if examples is not None:
             self.examples[client] = examples
+        self.badges[client] = badge
         return None
 
     def close(
@@ -246,9 +273,8 @@ class Ledger:
             self.release(client)
 
     def release(self, client: str) -> None:
-        """Let a client start again, under any secret; its dual must not be part of Σ_k η_k any more."""
+        """Let a client start again; its dual must not be part of Σ_k η_k any more."""
         self.acks.pop(client, None)
-        self.secrets.pop(client, None)
         self.forgotten.discard(client)
 
     def _checked(self, method: Method, reply: Reply, nonce: str, lam_g: Tensor, mu_g: Tensor) -> tuple[Upload, float]:

@@ -61,6 +61,8 @@ def recount(
     for client in {*readmit, *forget} - shares.keys():
         ledger.release(client)
         roster.dismiss(client)
+        if client in readmit:
+            ledger.badges.pop(client, None)  # it may come with another key; one that was forgotten keeps its own
     ledger.forgotten |= set(forget)
 
 

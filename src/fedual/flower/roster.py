@@ -6,7 +6,9 @@ import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from logging import INFO, WARNING
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from flwr.app import Message, MessageType
@@ -15,7 +17,8 @@ from flwr.serverapp import Grid
 
 from fedual.errors import FedualError, InputError, require_count, require_positive
 from fedual.flower import wire
-from fedual.flower.ledger import Ledger
+from fedual.flower.identity import NETWORKS, known_keys, signed
+from fedual.flower.ledger import Badge, Ledger
 from fedual.flower.payload import KINDS
 from fedual.networks.randomness import num_asked
 from fedual.networks.targets import Sums
@@ -43,6 +46,8 @@ class Policy:
         evaluate_clients: Let the sites evaluate every round on their own data.
         readmit: Clients that lost their state, or were forgotten, and start again.
         forget: Clients that leave for good: their duals are removed from Σ_k η_k.
+        known: The public keys of all clients that may take part, as a mapping or a TOML file; None binds every client
+            to the key with which it comes first.
     """
 
     min_clients: int = 2
@@ -55,8 +60,11 @@ class Policy:
     evaluate_clients: bool = False
     readmit: Sequence[str] = ()
     forget: Sequence[str] = ()
+    known: Mapping[str, str] | str | Path | None = None
 
     def __post_init__(self) -> None:
+        if self.known is not None:
+            object.__setattr__(self, "known", known_keys(self.known))
         if self.payload not in KINDS:
             raise InputError(f"payload = {self.payload!r}: choose {', '.join(KINDS)}.")
         if both := {*self.readmit} & {*self.forget}:
@@ -85,9 +93,17 @@ class Candidate(NamedTuple):
     """A node that passed the handshake and waits for admission."""
 
     node: int
-    secret: str
+    badge: Badge
     examples: float | None
     sums: Sums | None = None  # of a regression's targets
+
+
+class Hello(NamedTuple):
+    """A handshake that a node has not answered yet."""
+
+    node: int
+    sent: float
+    challenge: str
 
 
 @dataclass
@@ -109,7 +125,8 @@ class Roster:
     standardise: bool = False
     nodes: dict[str, int] = field(default_factory=dict)
     rejected: dict[int, Rejection] = field(default_factory=dict)
-    _hellos: dict[str, tuple[int, float]] = field(default_factory=dict)  # message id → node, time
+    _hellos: dict[str, Hello] = field(default_factory=dict)  # by the message's id
+    _keys: dict[int, str] = field(default_factory=dict)  # node → digest of its own key at Flower
     _candidates: dict[str, Candidate] = field(default_factory=dict)
     _retry: float = -math.inf  # when rejected nodes are asked again
 
@@ -128,7 +145,7 @@ class Roster:
             now = time.monotonic()
             if self._greet(grid, now):
                 patience = min(now + self.policy.grace, deadline)
-            self._hear(grid)
+            self._hear(grid, ledger)
             if (not self._hellos or now >= patience) and not self._missing(wanted):
                 self._admit(ledger)
             missing = self._missing(wanted)  # again, because some may have been turned away
@@ -175,49 +192,54 @@ class Roster:
 
     def _greet(self, grid: Grid, now: float) -> bool:
         """Greet new nodes, and rejected ones again after a while; return True if there are new nodes."""
-        connected = set(grid.get_node_ids())
+        self._keys = {node.node_id: sha256(node.public_key).hexdigest() for node in grid.get_nodes()}
+        connected = self._keys.keys()
         self.nodes = {client: node for client, node in self.nodes.items() if node in connected}
         self._candidates = {client: each for client, each in self._candidates.items() if each.node in connected}
         self.rejected = {node: rejection for node, rejection in self.rejected.items() if node in connected}
         # an answer can be lost: after `wait` seconds another one is asked for
-        recent = lambda node, when: node in connected and now < when + self.policy.wait
-        self._hellos = {id: hello for id, hello in self._hellos.items() if recent(*hello)}
-        asked = {node for node, _ in self._hellos.values()} | {each.node for each in self._candidates.values()}
+        recent = lambda hello: hello.node in connected and now < hello.sent + self.policy.wait
+        self._hellos = {id: hello for id, hello in self._hellos.items() if recent(hello)}
+        asked = {each.node for each in (*self._hellos.values(), *self._candidates.values())}
         new = connected - set(self.nodes.values()) - asked - self.rejected.keys()
         again = set[int]()
         if now >= self._retry:
             again, self._retry = self.rejected.keys() - asked, now + self.policy.grace
-        messages = [Message(wire.pack({}, self._hello()), node, MessageType.QUERY) for node in sorted(new | again)]
+        common = {"action": "hello", "experiment": self.experiment}
+        hellos = [Hello(node, now, secrets.token_hex(16)) for node in sorted(new | again)]
+        content = lambda hello: wire.pack({}, {**common, "nonce": hello.challenge})
+        messages = [Message(content(hello), hello.node, MessageType.QUERY) for hello in hellos]
         if messages:
             grid.push_messages(messages)
-        self._hellos |= {each.metadata.message_id: (each.metadata.dst_node_id, now) for each in messages}
+        self._hellos |= {each.metadata.message_id: hello for each, hello in zip(messages, hellos, strict=True)}
         return bool(new)
 
-    def _hello(self) -> dict[str, str]:
-        return {"action": "hello", "experiment": self.experiment, "nonce": secrets.token_hex(8)}
-
-    def _hear(self, grid: Grid) -> None:
+    def _hear(self, grid: Grid, ledger: Ledger) -> None:
         """Read the answers to hellos: sites that agree with the server become candidates, others are rejected."""
         for message in grid.pull_messages(list(self._hellos)) if self._hellos else ():
-            node, _ = self._hellos.pop(message.metadata.reply_to_message_id, (None, None))
-            if node is None:
+            hello = self._hellos.pop(message.metadata.reply_to_message_id, None)
+            if hello is None or (node := hello.node) not in self._keys:
                 continue
             config = {} if message.has_error() else wire.config_of(message.content)
-            if rejection := self._reject(node, message, config):
+            if rejection := self._reject(hello, message, config, ledger):
                 self._turn_away(node, rejection)
             else:
                 examples, sums = float(config["examples"]), self._sums(config) if self.standardise else None
-                self._candidates[config["client"]] = Candidate(node, config["secret"], examples, sums)
+                badge = Badge(config["key"], self._keys[node])
+                self._candidates[config["client"]] = Candidate(node, badge, examples, sums)
 
-    def _reject(self, node: int, message: Message, config: Mapping[str, Any]) -> Rejection | None:
+    def _reject(self, hello: Hello, message: Message, config: Mapping[str, Any], ledger: Ledger) -> Rejection | None:
         """Why the site that sent this answer is turned away; None if it is not."""
-        client, secret, examples = config.get("client"), config.get("secret"), config.get("examples")
+        node, client, key, examples = hello.node, config.get("client"), config.get("key"), config.get("examples")
         if (why := wire.failure(message)) is not None:
             return Rejection(wire.brief(client or f"at node {node}"), why, config.get("lost") is True)
         if not isinstance(client, str) or not client.isprintable() or not 0 < len(client) <= LONGEST_ID:
             return Rejection(wire.brief(client), f"a client's id is a text of at most {LONGEST_ID} letters")
-        if not isinstance(secret, str) or not secret:
-            return Rejection(client, "it shows no secret")
+        facts = hello.challenge, self.experiment, client, node
+        if not isinstance(key, str) or not signed(key, config.get("signature"), NETWORKS, *facts):
+            return Rejection(client, "it does not show its key: its signature is missing or wrong")
+        if (rejection := self._stranger(ledger, client, Badge(key, self._keys[node]))) is not None:
+            return rejection
         if not (isinstance(examples, int | float) and 0 < examples < math.inf):
             return Rejection(client, "it does not say how many examples it has")
         if (why := self._difference(config)) is not None:
@@ -239,13 +261,25 @@ class Roster:
             content = None
         return Sums.from_dict(content if isinstance(content, dict) else {})
 
+    def _stranger(self, ledger: Ledger, client: str, badge: Badge) -> Rejection | None:
+        """Why a site that showed its key may not take part as this client; None if it may."""
+        given = None
+        if isinstance(self.policy.known, Mapping) and (given := self.policy.known.get(client)) is None:
+            return Rejection(client, "it is not on the list of known clients")
+        if (why := ledger.stranger(client, badge, given)) is not None:
+            return Rejection(client, why, client not in ledger.forgotten)
+        return None
+
     def _admit(self, ledger: Ledger) -> None:
-        """Admit the candidates that are new or show their earlier secret."""
+        """Admit the candidates whose keys are new or those of this client."""
         number = lambda client: (0, int(client), "") if client.isdecimal() else (1, 0, client)
         for client in sorted(self._candidates, key=number):
-            node, secret, examples, sums = self._candidates.pop(client)
-            if (why := ledger.admit(client, secret, examples, sums)) is not None:
-                self._turn_away(node, Rejection(client, why, client not in ledger.forgotten))
+            node, badge, examples, sums = self._candidates.pop(client)
+            rejection = self._stranger(ledger, client, badge)  # again, because others were admitted in the meantime
+            if rejection is None and (why := ledger.admit(client, badge, examples, sums)) is not None:
+                rejection = Rejection(client, why)
+            if rejection is not None:
+                self._turn_away(node, rejection)
             else:
                 self.nodes[client] = node
                 self.rejected.pop(node, None)
