@@ -19,9 +19,9 @@ from sklearn.datasets import load_breast_cancer, load_diabetes
 
 from fedual.errors import FedualError
 from fedual.glm import Settings
-from fedual.glm.estimation import estimate
 from fedual.glm.fitting import asking
 from fedual.glm.guards import Guard, Guards
+from fedual.glm.models import estimate
 from fedual.glm.site import Site
 from fedual.rundir.provenance import environment
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from fedual.glm import Fit, Settings
-from fedual.glm.estimation import estimate
 from fedual.glm.fitting import asking
 from fedual.glm.messages import Message, unpacked_lam
+from fedual.glm.models import estimate
 from fedual.glm.prior import FLAT, Prior
 from fedual.glm.site import Site
 from studies.regression.pooled import Pooled

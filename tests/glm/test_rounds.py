@@ -12,6 +12,7 @@ from fedual.glm import models
 from fedual.glm.estimation import Estimation
 from fedual.glm.fitting import asking, simulate
 from fedual.glm.messages import Message, unpacked_lam
+from fedual.glm.models import model_of
 from fedual.glm.plan import METHODS
 from fedual.glm.settings import Settings
 from fedual.glm.site import Site
@@ -40,7 +41,7 @@ def test_a_round_is_that_of_the_algorithm():
     settings = Settings("sick ~ a + b", family="binomial")
     started = Estimation(asking(sites), settings)
     rounds, moments = started.rounds, started.moments
-    scaled = [(site._read(started.schema).x - moments.centre) / moments.scale for site in sites]
+    scaled = [(site._read(model_of(started.model)).x - moments.centre) / moments.scale for site in sites]
     sick = [torch.tensor(frame["sick"].to_numpy(float)) for frame in named.values()]
     losses = Linear.from_clients("binomial", list(zip(scaled, sick, strict=True)))
     state = algorithm.State(rounds.state, algorithm.ClientState(

@@ -41,17 +41,15 @@ class Estimation:
         self.ask, self.settings = ask, settings
         self.schema = handshake.agree(ask, settings)
         self.distribution = distribution(settings.family, settings.link)
-        self.model = {
-            "schema": self.schema.to_dict(), "family": settings.family, "link": settings.link, "site": settings.site
-        }  # fmt: skip
         self.own_intercepts = settings.site == "fixed"
-        if self.own_intercepts and INTERCEPT not in self.schema.terms:
-            raise DataError(f"{settings.formula!r} has no intercept that could differ by site: use site='pooled'.")
+        self.model = {
+            "schema": self.schema.to_dict(), "family": settings.family, "link": settings.link, **self._about()
+        }  # fmt: skip
         self.moments = handshake.moments(ask, self.schema, {"model": self.model})
-        self.terms = tuple(t for t in self.schema.terms if not (self.own_intercepts and t == INTERCEPT))
+        self.terms, self.extra = self._terms(), self._extra()
         self.kept = torch.tensor([t in self.terms for t in self.schema.terms])
         self.unit = self.moments.sd if self.distribution.link == "identity" else 1.0
-        self.dim = len(self.terms) + len(self.distribution.extra)
+        self.dim = len(self.terms) + len(self.extra)
         self.prior = prior(settings.prior)
         self.intercept = self._first_intercept()
         self.noise = self.moments.sd if settings.family == "gaussian" else 1.0  # rounds divide errors by it
@@ -60,13 +58,37 @@ class Estimation:
             facts={"model": self.model, "unit": self.noise},
             units={"centre": self.moments.centre, "scale": self.moments.scale},
             prior=self._natural(FLAT),
-            start=self._natural(WEAK, WEAK_EXTRA_SD),
+            start=self._start(),
             most=settings.max_rounds,
             tol=settings.tol,
             rows=sum(self.moments.rows.values()),
             null=self.intercept if INTERCEPT in self.terms else None,
             null_is_final=settings.offset is None,
+            packing=self._packing(),
         )
+
+    def _about(self) -> dict[str, Any]:
+        """What the messages say of the model besides its schema, family and link."""
+        if self.own_intercepts and INTERCEPT not in self.schema.terms:
+            cause = f"{self.settings.formula!r} has no intercept that could differ by site"
+            raise DataError(f"{cause}: use site='pooled'.")
+        return {"site": self.settings.site}
+
+    def _terms(self) -> tuple[str, ...]:
+        """The terms with a coefficient that all sites share."""
+        return tuple(t for t in self.schema.terms if not (self.own_intercepts and t == INTERCEPT))
+
+    def _extra(self) -> tuple[str, ...]:
+        """Names of the parameters after the coefficients in θ."""
+        return self.distribution.extra
+
+    def _packing(self) -> int:
+        """See `Model.packing`."""
+        return 0
+
+    def _start(self) -> Tensor:
+        """The first λ_g."""
+        return self._natural(WEAK, WEAK_EXTRA_SD)
 
     def fit(self) -> Fit:
         """The rounds, and what follows from them."""

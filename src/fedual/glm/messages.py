@@ -43,20 +43,38 @@ Ask = Callable[[Message], Mapping[str, Message]]
 """Sends one request to all sites and returns their replies by the sites' names."""
 
 
-def packed(matrix: Tensor) -> Tensor:
-    """The upper triangle of a symmetric matrix `(P, P)`, row by row: `(P(P+1)/2,)`."""
-    rows, columns = torch.triu_indices(*matrix.shape)
+def packed(matrix: Tensor, diagonal: int = 0) -> Tensor:
+    """The upper triangle of a symmetric matrix `(P, P)`, row by row: `(P(P+1)/2,)`.
+
+    Of the block of its last `diagonal` rows and columns, the diagonal alone.
+    """
+    rows, columns = _places(len(matrix), diagonal)
     return matrix[rows, columns]
 
 
-def unpacked(triangle: Tensor) -> Tensor:
+def unpacked(triangle: Tensor, diagonal: int = 0) -> Tensor:
     """The inverse of `packed`."""
-    size = int(((8 * len(triangle) + 1) ** 0.5 - 1) / 2)
-    rows, columns = torch.triu_indices(size, size)
+    size = _size(len(triangle), diagonal, 1)
+    rows, columns = _places(size, diagonal)
     matrix = triangle.new_zeros(size, size)
     matrix[rows, columns] = triangle
     matrix[columns, rows] = triangle
     return matrix
+
+
+def _places(size: int, diagonal: int) -> Tensor:
+    rows, columns = places = torch.triu_indices(size, size)
+    return places[:, (rows < size - diagonal) | (rows == columns)]
+
+
+def _size(numbers: int, diagonal: int, linear: int) -> int:
+    """P, where p(p + linear)/2 numbers and p + linear for each of the `diagonal` rows are sent, with P = p + diagonal.
+
+    `linear` is 1 for a matrix, and 3 for one with a vector.
+    """
+    each = 2 * diagonal + linear
+    rest = 2 * (numbers - diagonal * ((linear + 1) // 2))
+    return int(((each**2 + 4 * rest) ** 0.5 - each) / 2 + 0.5) + diagonal
 
 
 def _count(value: Any) -> int:
@@ -67,13 +85,13 @@ def _count(value: Any) -> int:
     return int(isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def packed_lam(lam: Tensor) -> Tensor:
-    """λ = (Sm, −½S) of a full Gaussian, `(P + 1, P)`, as Sm and the upper triangle of S: `(P(P+3)/2,)`."""
+def packed_lam(lam: Tensor, diagonal: int = 0) -> Tensor:
+    """λ = (Sm, −½S) of a full Gaussian, `(P + 1, P)`, as Sm and S's upper triangle, `(P(P+3)/2,)`: see `packed`."""
     matrix = lam[1:]
-    return torch.cat([lam[0], packed(-(matrix + matrix.mT))])
+    return torch.cat([lam[0], packed(-(matrix + matrix.mT), diagonal)])
 
 
-def unpacked_lam(numbers: Tensor) -> Tensor:
+def unpacked_lam(numbers: Tensor, diagonal: int = 0) -> Tensor:
     """The inverse of `packed_lam`."""
-    size = int(((8 * len(numbers) + 9) ** 0.5 - 3) / 2)
-    return torch.cat([numbers[None, :size], -unpacked(numbers[size:]) / 2])
+    size = _size(len(numbers), diagonal, 3)
+    return torch.cat([numbers[None, :size], -unpacked(numbers[size:], diagonal) / 2])

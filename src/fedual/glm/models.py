@@ -1,17 +1,30 @@
-"""The models that a federated regression fits; each is a class with the server's side, made of its sites' sums.
+"""The models that a federated regression fits, and what sites and server do for each.
 
-A model is a sibling of `Estimation`: it is made from `ask` and `settings`, and its `fit` returns the result.
+| model | at a site     | at the server           |
+|-------|---------------|-------------------------|
+| GLM   | `model.Model` | `estimation.Estimation` |
+
+A server's side is made from `ask` and `settings`, and its `fit` returns the result.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from fedual.errors import NotConvergedError
 from fedual.glm.estimation import Estimation
 from fedual.glm.messages import Ask
+from fedual.glm.model import Model
 from fedual.glm.result import Fit
 from fedual.glm.settings import Settings
 
 BEYOND = "the sums of all sites are beyond float64's range or precision: rescale the response or the columns"
+
+
+def model_of(facts: Mapping[str, Any]) -> Model:
+    """The model of a message, as a site computes it."""
+    return Model.from_facts(facts)
 
 
 def estimate(ask: Ask, settings: Settings) -> Fit:

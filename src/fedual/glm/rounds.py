@@ -62,6 +62,7 @@ class Rounds:
         rows: Of all sites.
         null: The intercept of the model without covariates; None if it has none.
         null_is_final: False if every round is to improve it by a Newton step.
+        packing: See `packed_lam`.
         history: A record for each round.
     """
 
@@ -75,6 +76,7 @@ class Rounds:
     rows: int
     null: float | None = None
     null_is_final: bool = True
+    packing: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -111,7 +113,9 @@ class Rounds:
         """One round: ask all sites, and take λ_g ← λ_0 + Σ_k η_k; the objective at the m_g that was sent."""
         sent, null = self.mean, None if self.null_is_final else self.null
         facts = dict(self.facts, method=method, previous=self.previous, anchor=self.anchor, null=null)
-        request = Message("round", facts, {**self.units, "lam": packed_lam(self.state.lam_g), **(tensors or {})})
+        request = Message(
+            "round", facts, {**self.units, "lam": packed_lam(self.state.lam_g, self.packing), **(tensors or {})}
+        )
         self.replies = self.ask(request)
         self.previous, self.anchor = request.digest(), "eta"
         if all("deviance" in reply.facts for reply in self.replies.values()):
@@ -137,7 +141,7 @@ class Rounds:
 
     def _server_step(self, name: str, method: str) -> None:
         """Line 3, with the sum of the η_k that the sites sent by this name."""
-        self.etas = {site: unpacked_lam(reply.tensors[name]) for site, reply in self.replies.items()}
+        self.etas = {site: unpacked_lam(reply.tensors[name], self.packing) for site, reply in self.replies.items()}
         eta = torch.stack(list(self.etas.values())).sum(0)
         number, change = len(self.etas), eta - self.state.eta_sum
         if self.state.round == 0:
@@ -179,16 +183,16 @@ class Rounds:
                 self._require_maximum()
             if self.history[-1]["step_se"] < NEAR or self.left <= 1:
                 break
-        return self._certify(runaway)
+        return self._certify(runaway, after_cavity=plan > 0)
 
-    def _certify(self, runaway: bool) -> bool:
+    def _certify(self, runaway: bool, after_cavity: bool) -> bool:
         while True:
             objective = self.exchange("newton")
             if self.history[-1]["step_se"] <= self.tol and self._is_best(objective):
                 return True
             self._require_descent(objective)
             if runaway:
-                self._require_maximum(at_certificate=True)
+                self._require_maximum(at_certificate=after_cavity)
             if self.left <= 0:
                 return False
 
@@ -227,7 +231,9 @@ class Rounds:
 
     def _discriminant(self, first: Tensor, weight: float, scaled: bool) -> Tensor:
         """One Newton step from the first point; for classes lengthened by 1/(1 − R²), as a discriminant analysis is."""
-        total = torch.stack([unpacked_lam(reply.tensors["look"]) for reply in self.replies.values()]).sum(0)
+        total = torch.stack([unpacked_lam(reply.tensors["look"], self.packing) for reply in self.replies.values()]).sum(
+            0
+        )
         hessian = FAMILY.precision(total + self.prior)
         gradient = hessian @ first - total[0] - self.prior[0]
         step = -solve(hessian, gradient)

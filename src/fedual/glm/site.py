@@ -13,10 +13,7 @@ that lost its own starts from zero again and costs a round some accuracy, but no
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,34 +23,20 @@ from fedual.algorithm import Broadcast, ClientState, client_step
 from fedual.errors import DataError, DomainError, InputError, NotConvergedError, in_one_line
 from fedual.families import Full
 from fedual.glm import schema as schemas
-from fedual.glm.closing import deviance, figures, null_expansion
-from fedual.glm.distributions import Distribution, distribution
+from fedual.glm.closing import deviance, null_expansion
 from fedual.glm.formula import parse
 from fedual.glm.guards import Guard
 from fedual.glm.identity import row_digests
 from fedual.glm.likelihood import CHUNK, Likelihood
 from fedual.glm.messages import Message, packed_lam, unpacked_lam
-from fedual.glm.plan import METHODS, usual_numbers
+from fedual.glm.model import Model
+from fedual.glm.models import model_of
+from fedual.glm.plan import METHODS
 from fedual.glm.schema import Columns, Design, Schema
 from fedual.glm.tables import Source, read
 from fedual.rundir import atomic, checksum
 
 log = logging.getLogger("fedual.glm")
-
-
-@dataclass(frozen=True)
-class Model:
-    """What all sites fit: the design, the family, and the unit of every column."""
-
-    schema: Schema
-    distribution: Distribution
-    own_intercept: bool
-
-    @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> "Model":
-        """The model of a message."""
-        kind = distribution(str(facts["family"]), facts["link"])
-        return cls(Schema.from_dict(facts["schema"]), kind, facts["site"] == "fixed")
 
 
 class Site:
@@ -151,11 +134,11 @@ class Site:
         )
 
     def _moments(self, message: Message) -> Message:
-        model = Model.from_facts(message.facts["model"])
-        design = self._read(model.schema)
+        model = model_of(message.facts["model"])
+        design = self._read(model)
         if self.guard is not None:
-            self.guard.afford(usual_numbers(design.x.shape[1] + len(model.distribution.extra), model.distribution))
-        y, weight = self._responses(design, model)
+            self.guard.afford(model.usual_numbers)
+        y, weight = model.responses(design, self.name)
         centre = design.x.mean(0)
         spread = torch.stack([(chunk - centre).square().sum(0) for chunk in design.x.split(CHUNK)]).sum(0)
         mean = (weight @ y) / weight.sum()
@@ -166,12 +149,14 @@ class Site:
             "mean": float(mean),
             "spread": float(weight @ (y - mean) ** 2),
             "offset": float(weight @ design.offset / weight.sum()),
+            **model.counts(design),
         }
         return Message("moments", facts, {"centre": centre, "spread": spread})
 
     def _round(self, message: Message) -> Message:
         facts, likelihood = message.facts, self._standardised(message)
-        lam_g = unpacked_lam(message.tensors["lam"])
+        packing = model_of(facts["model"]).packing
+        lam_g = unpacked_lam(message.tensors["lam"], packing)
         mean = Full().mean(lam_g)
         method = METHODS[facts["method"]]
         dual = self._recalled(facts["previous"], facts["anchor"], lam_g)
@@ -202,12 +187,13 @@ class Site:
         if facts["null"] is not None:
             reply["null"] = null_expansion(likelihood, mean, facts["null"])
         self._keep(message.digest(), kept)
-        return Message("round", reply, {name: packed_lam(eta) for name, eta in kept.items()})
+        return Message("round", reply, {name: packed_lam(eta, packing) for name, eta in kept.items()})
 
     def _figures(self, message: Message) -> Message:
         facts, likelihood, theta = message.facts, self._standardised(message), message.tensors["theta"]
         self._check_points(likelihood, theta[None])
-        found, tensors = figures(likelihood, theta, facts["null"], facts["dispersion"], self.least)
+        model = model_of(facts["model"])
+        found, tensors = model.figures(likelihood, theta, facts, message.tensors, self.least)
         return Message("figures", found, tensors)
 
     def _expanded(self, likelihood: Likelihood, point: Tensor, dual: Tensor) -> tuple[Tensor, float | None]:
@@ -236,13 +222,14 @@ class Site:
         if self.guard is not None:
             self.guard.formulas(schema.formula, schema.weights, schema.offset, schema.trials)
 
-    def _read(self, schema: Schema) -> Design:
-        key = str(schema.to_dict())
+    def _read(self, model: Model) -> Design:
+        schema, key = model.schema, str(sorted(model.facts.items()))
         if self._design is None or self._design[0] != key:
             self._allow(schema)
             design = schemas.design(read(self.source, self.name), self.name, schema)
             if self.guard is not None and key != self._guarded:
                 self.guard.table(design, schema.terms, variables(schema))
+                model.guard(self.guard, design)
                 self._guarded = key
             self._design = key, design
         return self._design[1]
@@ -256,24 +243,12 @@ class Site:
         facts = {"model": message.facts["model"], "unit": unit}
         key = Message("", facts, {"centre": centre, "scale": scale}).digest()
         if self._likelihood is None or self._likelihood[0] != key:
-            model = Model.from_facts(message.facts["model"])
-            design = self._read(model.schema)
+            model = model_of(message.facts["model"])
+            design = self._read(model)
             self._design = None
-            y, weight = self._responses(design, model)
             x = design.x.sub_(centre).div_(scale)
-            weight = weight / unit**2
-            self._likelihood = key, Likelihood(model.distribution, x, y, weight, design.offset, model.own_intercept)
+            self._likelihood = key, model.likelihood(design, x, unit, self.name)
         return self._likelihood[1]
-
-    def _responses(self, design: Design, model: Model) -> tuple[Tensor, Tensor]:
-        """The response and the weights: successes of several trials are a proportion that counts as often."""
-        y, weight = design.y, design.weights
-        if model.distribution.name == "binomial":
-            y, weight = y / design.trials, weight * design.trials
-        if objection := model.distribution.objection(y):
-            response = model.schema.formula.partition("~")[0].strip()
-            raise DataError(f"Site {self.name!r}: the response {response!r} {objection}.")
-        return y, weight
 
     def _recalled(self, previous: str, anchor: str, like: Tensor) -> Tensor:
         """η_k as the federation used it last; zero if this site does not know it."""
