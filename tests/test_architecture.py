@@ -12,7 +12,7 @@ import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "fedual"
 FLOORS = [
-    {"errors", "_version"},
+    {"errors", "_version", "texts", "memory", "parsing"},
     {"parts"},
     {"families"},
     {"algorithm"},

@@ -4,11 +4,25 @@ import difflib
 import math
 from collections.abc import Collection
 from importlib import import_module
+from itertools import islice
 from typing import Any
+
+from fedual.texts import printable
+
+LISTED = 40
+"""Most names that an error lists."""
+LONGEST = 600
+"""Most letters of a message: what a file holds can be long, and a sentence is to be read."""
 
 
 class FedualError(Exception):
-    """Base class of all errors that fedual raises on purpose; the command line prints them without a traceback."""
+    """Base class of all errors that fedual raises on purpose; the command line prints them without a traceback.
+
+    Messages quote files, sites and users: control characters in them are shown as escapes, and long ones are cut.
+    """
+
+    def __init__(self, *args: Any):
+        super().__init__(*(sentence(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class InputError(FedualError, ValueError):
@@ -36,12 +50,19 @@ class DivergedError(FedualError, ArithmeticError):
     run: Any = None
 
 
+def sentence(text: str) -> str:
+    """A message on one line without control characters; of a long one the beginning, and the end with the remedy."""
+    text = printable(" ".join(text.split("\n")))
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 203]} … {text[-200:]}"
+
+
 def hint(name: Any, known: Collection[str]) -> str:
     """Complete a message about an unknown name: suggest the nearest known name, or list all if none is near."""
     in_lower_case = {one.lower(): one for one in known}
     if near := difflib.get_close_matches(str(name).lower(), in_lower_case, n=1, cutoff=0.5):
         return f"did you mean {in_lower_case[near[0]]!r}?"
-    return f"choose one of {', '.join(known)}." if known else "there are none."
+    more = f" and {len(known) - LISTED} others" if len(known) > LISTED else ""
+    return f"choose one of {', '.join(islice(known, LISTED))}{more}." if known else "there are none."
 
 
 def _is_number(value: Any) -> bool:
@@ -70,7 +91,7 @@ def require_share(name: str, value: Any) -> None:
 
 def in_one_line(error: Exception) -> str:
     """What went wrong, for a sentence about an error of another library."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"{type(error).__name__}: {printable(' '.join(str(error).split()))[:200]}"
 
 
 def import_optional(user: str, module: str, package: str, kind: type[FedualError] = InputError) -> Any:

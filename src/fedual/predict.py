@@ -21,16 +21,18 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedual.data import user_files
+from fedual.data.arrays import read_npy, read_npz
+from fedual.data.tables import CSV_IN_MEMORY
 from fedual.errors import DataError, InputError, require_positive
 from fedual.networks import Draws
 from fedual.networks.moments import Moments
+from fedual.parsing import parsing, require_memory
 from fedual.posterior import Posterior
 from fedual.rundir import RunDirectory, artifacts
 from fedual.strange import Warnings, far_columns
@@ -215,23 +217,12 @@ def _refuse_unencoded(path: Path, run: FinishedRun) -> None:
 
 def _read_array(path: Path, ending: str) -> np.ndarray:
     """The array in a file, of any shape, if its numbers are finite."""
-    try:
-        if ending == ".npy":
-            values = np.load(path, allow_pickle=False)
-        elif ending == ".npz":
-            values = _read_npz(path)
-        elif ending == ".csv":
-            values = _read_csv(path)
-        else:
-            raise DataError(f"{path}: the run was not trained on a table: give .npy, .npz or .csv.")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error}): check the file.") from None
-    except (ValueError, EOFError, BadZipFile) as error:
-        raise DataError(
-            f"{path} is damaged or holds no numbers ({str(error).splitlines()[0]}): save it again."
-        ) from None
-    if values.dtype.kind not in "biuf" or not values.ndim:
-        raise DataError(f"{path} holds {values.dtype} {values.shape}: give an array of real numbers.")
+    if ending == ".parquet":
+        raise DataError(f"{path}: the run was not trained on a table: give .npy, .npz or .csv.")
+    with parsing(path, "is damaged or holds no numbers", "save it again"):
+        values = {".npy": read_npy, ".npz": _read_npz, ".csv": _read_csv}[ending](path)
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"{path} holds texts: give an array of real numbers.")
     if values.dtype.kind == "f" and (bad := ~np.isfinite(values)).any():
         row = int(bad.reshape(len(bad), -1).any(1).argmax())
         raise DataError(f"{path}, row {row + 1} holds NaN or infinity: fill it in, or leave the row out.")
@@ -239,16 +230,19 @@ def _read_array(path: Path, ending: str) -> np.ndarray:
 
 
 def _read_npz(path: Path) -> np.ndarray:
-    with np.load(path, allow_pickle=False) as archive:
-        name = "x" if "x" in archive.files else archive.files[0] if len(archive.files) == 1 else None
-        if name is None:
-            raise DataError(f"{path} holds {', '.join(archive.files) or 'nothing'}: name the array of inputs x.")
-        return archive[name]
+    def inputs(names: Sequence[str]) -> Sequence[str]:
+        if "x" not in names and len(names) != 1:
+            raise DataError(f"{path} holds {', '.join(names) or 'nothing'}: name the array of inputs x.")
+        return ["x"] if "x" in names else names
+
+    (values,) = read_npz(path, inputs).values()
+    return values
 
 
 def _read_csv(path: Path) -> np.ndarray:
     """The rows of a CSV file; a first line with anything that is not a number is a header."""
     rows: list[list[float]] = []
+    require_memory(path, CSV_IN_MEMORY * path.stat().st_size)
     with path.open(newline="", encoding="utf-8-sig") as file:
         for line, cells in enumerate(csv.reader(file, strict=True), 1):
             if not cells:
@@ -279,6 +273,10 @@ def _reshape(path: Path, values: np.ndarray, shape: tuple[int, ...] | None) -> n
 def _convert(path: Path, values: np.ndarray, dtype: torch.dtype | None) -> Tensor:
     """The array in the type of the run's inputs; fractions are refused if these are whole numbers."""
     if dtype is None:
+        if values.dtype == np.uint64 and values.max(initial=0) > np.iinfo(np.int64).max:
+            raise InputError(
+                f"{path} holds {values.max()}, beyond 64 bits with a sign: save smaller numbers, or floats."
+            )
         return torch.from_numpy(values.astype(np.float64 if values.dtype.kind == "f" else np.int64))
     if dtype.is_floating_point:
         return torch.from_numpy(values.astype(np.float64)).to(dtype)
@@ -312,16 +310,11 @@ def _read_picture(path: Path, mode: str, size: tuple[int, ...]) -> np.ndarray:
         from PIL import Image
     except ModuleNotFoundError:
         raise InputError("Pictures are read with Pillow, which is missing: pip install 'fedual[data]'.") from None
-    try:
-        with Image.open(path, formats=["PNG"]) as image:
-            # checked before the picture is decompressed
-            if (image.height, image.width) != tuple(size):
-                has, wanted = f"{image.width} × {image.height} pixels", f"{size[1]} × {size[0]}"
-                raise InputError(f"{path} has {has}, the run's inputs {wanted}: resize it as the training data were.")
-            if image.mode.startswith(("I", "F")):
-                raise InputError(f"{path} has more than eight bits a pixel: convert it as the training data were.")
-            return np.asarray(image.convert(mode))
-    except InputError:
-        raise
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} is damaged or no PNG ({error}): save it again.") from None
+    with parsing(path, "is damaged or no PNG", "save it again"), Image.open(path, formats=["PNG"]) as image:
+        # checked before the picture is decompressed
+        if (image.height, image.width) != tuple(size):
+            has, wanted = f"{image.width} × {image.height} pixels", f"{size[1]} × {size[0]}"
+            raise InputError(f"{path} has {has}, the run's inputs {wanted}: resize it as the training data were.")
+        if image.mode.startswith(("I", "F")):
+            raise InputError(f"{path} has more than eight bits a pixel: convert it as the training data were.")
+        return np.asarray(image.convert(mode))

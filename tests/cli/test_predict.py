@@ -435,7 +435,7 @@ def refused(tmp_path: Path) -> dict[str, str]:
         "wide.npy": (np.zeros((3, 5), int), "4 numbers a row"),
         "nan.npy": (np.array([[0, 1, 2, 3], [0, 1, np.nan, 3]]), "row 2 holds NaN"),
         "text.npy": (np.array([["a"] * 4]), "real numbers"),
-        "number.npy": (np.array(3), "give an array"),
+        "number.npy": (np.array(3), "give arrays? of"),
         "none.npy": (np.zeros((0, 2, 2), np.uint8), "no inputs"),
     }
     for name, (array, _) in arrays.items():
@@ -465,7 +465,7 @@ def refused(tmp_path: Path) -> dict[str, str]:
         "two.npz": "holds a, b: name the array of inputs x",
         "nothing.npz": "holds nothing",
         "pickled.npy": "damaged",
-        "objects.npy": "allow_pickle=False",
+        "objects.npy": "is object",
         "size.png": "3 × 2 pixels, the run's inputs 2 × 2: resize",
         "deep.png": "more than eight bits",
         "folder": r"holds no \.png",

@@ -181,8 +181,8 @@ class TestSites:
         ({"y": [1, 2]}, "has no column 'x'"),
         ({"x": [[1.0], [2.0]], "y": [[0], [1]]}, "y has shape (2, 1): give one class for each example"),
         ({"x": [[1.0], [2.0]], "y": [0.5, 1.5]}, "'0.5' is no class"),
-        ({"x": 3.0, "y": [1]}, "x is float64 (): give arrays of numbers or texts"),
-        ({"x": [[1j]], "y": [1]}, "x is complex128"),
+        ({"x": 3.0, "y": [1]}, "array 'x', is float64 (): give arrays of numbers or texts"),
+        ({"x": [[1j]], "y": [1]}, "array 'x', is complex128"),
         ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "has no rows"),
     ],
 )
@@ -193,7 +193,7 @@ def test_an_npz_that_cannot_be_used(tmp_path: Path, arrays: dict, message: str):
 
 def test_pickled_arrays_are_not_read(tmp_path: Path):
     np.savez(tmp_path / "all.npz", x=np.array([{}], object), y=np.array([1]))
-    assert "no .npz of plain arrays (Object arrays cannot be loaded" in refused(tmp_path, 'file = "all.npz"')
+    assert "array 'x', is object (1,): give arrays of numbers" in refused(tmp_path, 'file = "all.npz"')
 
 
 @pytest.mark.parametrize("ending", ["npz", "parquet"])

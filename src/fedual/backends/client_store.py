@@ -9,7 +9,6 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedual import memory
 from fedual.errors import DataError, InputError
 from fedual.settings import Place
 
@@ -77,17 +77,10 @@ def placed(rows: Rows, num_clients: int, place: Place = "auto", folder: Path | N
 
 
 def free_memory(device: torch.device) -> int:
-    """Free bytes of a device now; on a CPU, the least of the system's and the container's, or 4 GiB if unknown."""
+    """Free bytes of a device now; on a CPU, see `fedual.memory`."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free = [4 * 2**30]
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = [1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))]
-    with suppress(OSError, ValueError):
-        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
-        free.append(limit - used)
-    return min(free)
+    return memory.available()
 
 
 class Memory(Store):

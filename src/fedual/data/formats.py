@@ -11,10 +11,8 @@ A file may be stored gzipped or not.
 """
 
 import gzip
-import json
 import math
 import struct
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +20,9 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from fedual.data.safe_pickle import loads
+from fedual.data import safe_pickle
 from fedual.errors import DataError, import_optional
+from fedual.parsing import DOCUMENT, loads, parsing, read_bytes
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_BYTES = 1 << 28
@@ -32,6 +31,8 @@ SHAPE = (3, 32, 32)
 PIXELS = 3072
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 LABEL_LISTS = ("train_lables.json", "test_lables.json")  # sic
+SHEET_ROWS = 10_000
+"""Images of a sheet at most; a picture takes its size in memory however small its file is."""
 SHEET_MEMBERS = (*(f"{sheet}.png" for sheet in BATCHES), *LABEL_LISTS)
 
 Batch = tuple[np.ndarray, np.ndarray]
@@ -41,16 +42,12 @@ Batch = tuple[np.ndarray, np.ndarray]
 @contextmanager
 def open_plain(path: Path) -> Iterator[BinaryIO]:
     """Open the uncompressed content of a file; gzip is detected by its magic number, not by the file's name."""
-    try:
-        with path.open("rb") as raw:
-            compressed = raw.peek(2)[:2] == GZIP_MAGIC
+    with parsing(path, "is a damaged gzip file", "fetch it again"), path.open("rb") as raw:
+        compressed = raw.peek(2)[:2] == GZIP_MAGIC
+        try:
             yield cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if compressed else raw
-    except EOFError:
-        raise DataError(f"{path} is a truncated gzip file") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path} is a damaged gzip file ({error})") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
+        except EOFError:
+            raise DataError(f"{path} is a truncated gzip file") from None
 
 
 def read_plain(path: Path) -> bytes:
@@ -83,6 +80,8 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
             raise DataError(f"{path} is truncated: it ends inside its header")
         shape = struct.unpack(f">{ndim}I", header)
         size = math.prod(shape)
+        if not size:
+            raise DataError(f"{path} announces {' × '.join(map(str, shape))} bytes: it holds no examples")
         if size > MAX_BYTES:
             raise DataError(f"{path} announces {' × '.join(map(str, shape))} bytes, more than any supported data set")
         content = file.read(size + 1)
@@ -123,7 +122,7 @@ def read_python(paths: Sequence[Path], key: bytes, num_classes: int) -> Batch:
 
     def read(path: Path) -> Batch:
         try:
-            batch = loads(read_plain(path))
+            batch = safe_pickle.loads(read_plain(path))
         except DataError as error:
             raise DataError(f"{path} is not a CIFAR batch: {error}") from None
         images, labels = (batch.get(b"data"), batch.get(key)) if isinstance(batch, dict) else (None, None)
@@ -161,10 +160,8 @@ def _join(paths: Sequence[Path], read: Callable[[Path], Batch], num_classes: int
 
 
 def _sheet_labels(path: Path) -> list[int]:
-    try:
-        labels = json.loads(path.read_bytes())
-    except ValueError:
-        raise DataError(f"{path.name} is not JSON") from None
+    with parsing(path.name, "is not JSON", "fetch it again"):
+        labels = loads(read_bytes(path, DOCUMENT))
     if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 10 for label in labels):
         raise DataError(f"{path.name} is not a list of class numbers 0…9")
     return labels
@@ -175,11 +172,10 @@ def _sheet_images(path: Path) -> np.ndarray:
     import_optional("A PNG sheet", "PIL", "'fedual[data]'", DataError)
     from PIL import Image
 
-    try:
-        with Image.open(path, formats=["PNG"]) as sheet:
-            pixels = np.asarray(sheet)
-    except (Image.DecompressionBombError, OSError, SyntaxError) as error:
-        raise DataError(f"{path.name} is not a whole PNG picture ({error})") from None
+    with parsing(path.name, "is not a whole PNG picture", "fetch it again"), Image.open(path, formats=["PNG"]) as sheet:
+        if sheet.height > SHEET_ROWS:
+            raise DataError(f"{path.name} has {sheet.height} rows, more than the {SHEET_ROWS} images of any sheet")
+        pixels = np.asarray(sheet)
     if pixels.dtype != np.uint8 or pixels.shape[1:] != (1024, 3):
         raise DataError(f"{path.name} is not an RGB sheet 1024 pixels wide")
     return pixels.reshape(-1, *SHAPE[1:], SHAPE[0]).transpose(0, 3, 1, 2)

@@ -106,7 +106,9 @@ def loads(content: bytes) -> Any:
                 case other:
                     raise DataError(f"it uses the pickle operation {other}, which plain data do not need")
         (result,) = stack
-    except (ValueError, IndexError, KeyError, TypeError) as error:
+    except DataError:
+        raise
+    except Exception as error:
         detail = str(error)[:100] if isinstance(error, ValueError) else "its operations do not fit together"
         raise DataError(f"it is not a whole pickle ({detail})") from None
     return result

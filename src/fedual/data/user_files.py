@@ -9,6 +9,7 @@ other files the same way. Nothing here depends on the run's seed.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedual.data.partition import held_out
-from fedual.data.tables import Table, names, number, ordered, parsed, read
+from fedual.data.tables import Table, are_texts, marked, names, number, ordered, parsed, read
 from fedual.errors import DataError, InputError
 
 CATEGORIES = 100  # most different texts in a column: one with more is probably an identifier
@@ -102,11 +103,16 @@ def encode(path: Path, inputs: Mapping[str, Any]) -> tuple[Tensor, list[Unseen]]
         values = table.column(name)
         if values.ndim > 1:
             raise DataError(f"{path}: {name} has the shape {values.shape}: give one text for each input, (N,).")
-        if (numbers := np.array([not math.isnan(number(str(value))) for value in values.tolist()])).any():
+        all_numbers = np.ones(len(values), bool)
+        numbers = marked(values, lambda text: not math.isnan(number(text))) if are_texts(values) else all_numbers
+        if numbers.any():
             value = str(values[numbers][0])
             raise DataError(f"{table.first(name, numbers)}: {value!r} is a number, but training had texts: correct it.")
-        for value in ordered(set(values.tolist()) - set(categories)):
-            unseen.append(Unseen(name, value, np.flatnonzero(values == value).tolist()))
+        known, rows = set(categories), defaultdict[str, list[int]](list)
+        for row, value in enumerate(values.tolist()):
+            if value not in known:
+                rows[value].append(row)
+        unseen += [Unseen(name, value, rows[value]) for value in ordered(rows)]
     return _encoded(_inputs(table, inputs["columns"]), inputs, path), unseen
 
 
@@ -167,7 +173,7 @@ def _table(path: Path) -> Table:
     for x, y in (("x", "y"), ("x_train", "y_train"), ("x_test", "y_test")):
         if path.suffix != ".npz" or x not in table.columns:
             continue
-        if table.columns[x].dtype.kind == "U":
+        if are_texts(table.columns[x]):
             raise DataError(f"{path}: {x} holds texts: give numbers.")
         if len(table.columns[x]) != len(table.column(y)):
             lengths = f"{len(table.columns[x])} inputs in {x}, but {len(table.column(y))} targets in {y}"
@@ -187,7 +193,7 @@ def _examples(
 def _inputs(table: Table, columns: Sequence[str]) -> dict[str, np.ndarray]:
     """Return columns as numbers or texts; those of an .npz keep their type, which tells pixels from word numbers."""
     inputs = {name: parsed(table, name) for name in columns}
-    keep = lambda values: values.dtype.kind == "U" or table.path.suffix == ".npz"
+    keep = lambda values: are_texts(values) or table.path.suffix == ".npz"
     return {name: values if keep(values) else values.astype(np.float64) for name, values in inputs.items()}
 
 
@@ -195,25 +201,25 @@ def _target(table: Table, name: str, classes: bool) -> np.ndarray:
     """Return the names of the classes, or numbers."""
     if not classes:
         values = parsed(table, name)
-        if values.dtype.kind == "U":
-            problem = f"{table.path}, column {name!r}, row 1: {str(values[0])!r} is not a number"
+        if are_texts(values):
+            problem = f"{table.where(name)}, row 1: {str(values[0])!r} is not a number"
             raise DataError(f'{problem}: a regression needs numbers, classes train.loss = "cross_entropy".')
         return values.astype(np.float64)
     values = table.column(name)
     if values.ndim > 1:
         raise DataError(f"{table.path}: {name} has shape {values.shape}: give one class for each example, (N,).")
-    labels = names(values)
+    labels = names(values, table.where(name))
     numeric = {label: number(label) for label in set(labels.tolist())}
-    fractions = [label for label, value in numeric.items() if not (math.isnan(value) or value.is_integer())]
+    fractions = {label for label, value in numeric.items() if not (math.isnan(value) or value.is_integer())}
     if fractions:
-        marked = np.isin(labels, fractions)
+        bad = marked(labels, fractions.__contains__)
         remedy = 'give names or whole numbers, or set train.loss = "mse" for a regression'
-        raise DataError(f"{table.first(name, marked)}: {str(labels[marked][0])!r} is no class: {remedy}.")
+        raise DataError(f"{table.first(name, bad)}: {labels[bad][0]!r} is no class: {remedy}.")
     return labels
 
 
 def _kind(values: np.ndarray) -> str:
-    return "texts" if values.dtype.kind == "U" else "numbers"
+    return "texts" if are_texts(values) else "numbers"
 
 
 def _concatenated(tables: Sequence[Table], parts: Sequence[np.ndarray], name: str) -> np.ndarray:
@@ -232,7 +238,7 @@ def _groups(tables: Sequence[Table], column: str | None) -> tuple[np.ndarray, li
     """Return the client of every row, and the clients' names: file names, or the values of the column."""
     if column is None:
         return np.repeat(np.arange(len(tables)), [len(table) for table in tables]), [t.path.stem for t in tables]
-    values = names(tables[0].column(column))
+    values = names(tables[0].column(column), tables[0].where(column))
     sites = ordered(values.tolist())
     number_of = {name: i for i, name in enumerate(sites)}
     return np.array([number_of[name] for name in values.tolist()]), sites
@@ -258,19 +264,32 @@ def _encoded(x: Mapping[str, np.ndarray], inputs: Mapping[str, Any], path: Path)
     for name, values in x.items():
         expected = "texts" if name in inputs["categories"] else "numbers"
         if _kind(values) != expected:
-            holds, example = f"holds {_kind(values)}, but {expected} in training", repr(values.flat[0].item())
+            holds, example = (
+                f"holds {_kind(values)}, but {expected} in training",
+                repr(values.reshape(-1)[:1].tolist()[0]),
+            )
             raise DataError(f"{path}, column {name!r} {holds}, as in row 1, {example}: correct it.")
         if expected == "texts":
-            values = (values[:, None] == np.array(inputs["categories"][name])).astype(np.float64)
+            values = _indicators(values, inputs["categories"][name])
         elif name in inputs["standardised"]:
             mean, deviation = map(np.array, inputs["standardised"][name])
             values = (values - mean) / deviation
+        if values.dtype == np.uint64 and values.max() > np.iinfo(np.int64).max:
+            problem = f"holds {values.max()}, beyond the whole numbers of 64 bits with a sign"
+            raise DataError(f"{path}, column {name!r} {problem}: save smaller numbers, or floats.")
         blocks.append(values[:, None] if values.ndim == 1 else values)
     encoded = torch.from_numpy(np.ascontiguousarray(blocks[0] if len(blocks) == 1 else np.concatenate(blocks, 1)))
     if encoded.dtype == torch.uint8:
         return encoded
     real = encoded.is_floating_point() or encoded.dtype == torch.bool
     return encoded.to(torch.get_default_dtype() if real else torch.int64)
+
+
+def _indicators(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:
+    """A column of 0 and 1 for each category, `(N, C)`."""
+    place = {category: i for i, category in enumerate(categories)}
+    codes = np.array([place.get(value, len(categories)) for value in values.tolist()], int)
+    return np.eye(len(categories) + 1, len(categories))[codes]
 
 
 def _targets(y: np.ndarray, classes: list[str] | None, path: Path) -> Tensor:

@@ -59,10 +59,10 @@ def numbers(values: pd.Series) -> np.ndarray:
 def levels(values: pd.Series) -> tuple[np.ndarray, list[str]]:
     """The codes `(N,)` of a column's values, −1 where missing, and the names of its levels in order of appearance.
 
-    The numbers 1 and 1.0 and the text "1" are one level.
+    The numbers 1 and 1.0 and the text "1" are one level, "007" is another than "7".
     """
     codes, unique = pd.factorize(values, use_na_sentinel=True)
-    spelled = names(np.array(list(unique), object))
+    spelled = names(np.array(list(unique), object), f"Column {values.name!r}")
     found = {str(name): None for name in spelled}
     index = {name: i for i, name in enumerate(found)}
     places = np.array([*(index[str(name)] for name in spelled), -1])
@@ -71,7 +71,7 @@ def levels(values: pd.Series) -> tuple[np.ndarray, list[str]]:
 
 def spelled(values: Iterable[Any]) -> tuple[str, ...]:
     """Levels that an analyst gave, as names."""
-    return tuple(map(str, names(np.array(list(values), object))))
+    return tuple(map(str, names(np.array(list(values), object), "levels=")))
 
 
 def counts(values: pd.Series, kept: np.ndarray) -> dict[str, int]:
@@ -119,7 +119,8 @@ def _check_texts(values: pd.Series, site: str, why: str) -> None:
     if commas:
         raise DataError(f"{where}: a number has a decimal comma: write a point.")
     if not odd.any():
-        raise DataError(f"{where} holds numbers as texts: convert it to numbers" + ("" if why else factor) + ".")
+        how = "holds numbers as texts: convert it to numbers, without zeros in front"
+        raise DataError(f"{where} {how}{'' if why else factor}.")
     cause, remedy = (f"{why!r} needs numbers", "") if why else ("other rows hold numbers", factor)
     raise DataError(f"{where}: a text, but {cause}: {correct}{remedy}.")
 

@@ -287,7 +287,7 @@ def _coding(node: ast.expr) -> tuple[str, str | None]:
             ast.Call(func=ast.Name(id="Treatment"), args=[level], keywords=[])
             | ast.Call(func=ast.Name(id="Treatment"), args=[], keywords=[ast.keyword(arg="reference", value=level)])
         ) if isinstance(base := _literal(level), str | int | float):
-            return "Treatment", str(names(np.array([base], object))[0])
+            return "Treatment", str(names(np.array([base], object), "Treatment")[0])
     raise InputError(f"{ast.unparse(node)!r} is not allowed: use Treatment('level') or {', '.join(CONTRASTS)}.")
 
 

@@ -2,7 +2,9 @@
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from fedual.data.tables import MISSING, read_parquet
 from fedual.errors import DataError, FedualError, InputError, in_one_line
+from fedual.parsing import parsing, require_memory
 
 Source = (
     str
@@ -28,6 +31,14 @@ REMEDY = "give a data frame, the path of a CSV or Parquet file, columns by name,
 INDEX = re.compile(r"__index_level_\d+__")
 """Columns in which pandas stores the labels of rows that are not in order: no variables."""
 _MISSING = {form for text in MISSING for form in (text, text.upper(), text.capitalize(), text.replace("n", "N"))}
+
+
+CSV_IN_MEMORY = 4
+"""Bytes of memory that a byte of a CSV file takes while pandas reads it: a cell of one letter is a number of eight."""
+_IDENTIFIER = re.compile(r"\s*[+-]?(0[0-9]+|[0-9]{16,})\s*")
+"""Whole numbers that pandas may make equal: 007 and 7, and those beyond 2⁵³ where a cell is missing."""
+_ODD = re.compile(rb"(?<![0-9.])0[0-9]|[0-9]{16}")
+"""Files without it have no such number, and most have not."""
 
 
 def sources(sites: Mapping[str, Source] | Sequence[Source]) -> dict[str, Source]:
@@ -141,33 +152,15 @@ def _file(path: Path, site: str) -> pd.DataFrame:
     readers = {".csv": _csv, ".parquet": _parquet}
     if path.suffix.lower() not in readers:
         raise DataError(f"Site {site!r}: {path} is no table: give a file that ends in {' or '.join(readers)}.")
-    try:
+    with parsing(f"Site {site!r}: {path}", "is damaged or no table", "save it again"):
         return readers[path.suffix.lower()](path, site)
-    except OSError as error:
-        raise DataError(f"Site {site!r}: {path} cannot be read ({error.strerror or error}): check its path.") from None
 
 
 def _csv(path: Path, site: str) -> pd.DataFrame:
     """Read a .csv file; the csv module finds what pandas would overlook, such as short rows."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = filter(None, csv.reader(file, strict=True))
-            header = [name.strip() for name in next(rows, [])]
-            if not header:
-                raise DataError(f"Site {site!r}: {path} is empty: save it again.")
-            for name in header:
-                if not name or header.count(name) > 1:
-                    kind = "two columns" if name else "a column without a name,"
-                    raise DataError(f"Site {site!r}: {path} has {kind} {name!r}: name each column.")
-            if len(header) == 1 and (sign := next((sign for sign in ";\t" if sign in header[0]), None)):
-                raise DataError(f"Site {site!r}: {path} has {sign!r} between its cells: save it with commas.")
-            for i, row in enumerate(rows, 1):
-                if len(row) != len(header):
-                    cells = f"{len(row)} cells under {len(header)} names"
-                    raise DataError(f"Site {site!r}: {path}, row {i} has {cells}: correct the row.")
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"Site {site!r}: {path} is no CSV in UTF-8 ({error}): save it again.") from None
-    try:
+    require_memory(f"Site {site!r}: {path}", CSV_IN_MEMORY * path.stat().st_size)
+    with parsing(f"Site {site!r}: {path}", "is no CSV in UTF-8", "save it again"):
+        header, spelled = _checked(path, site)
         frame = pd.read_csv(
             path,
             names=header,
@@ -178,19 +171,56 @@ def _csv(path: Path, site: str) -> pd.DataFrame:
             skipinitialspace=True,
             encoding="utf-8-sig",
             low_memory=False,
+            dtype=dict.fromkeys(spelled, "str"),
         )
-    except ValueError as error:
-        raise DataError(f"Site {site!r}: {path} is no CSV in UTF-8 ({in_one_line(error)}): save it again.") from None
     for name in header:
         if pd.api.types.infer_dtype(frame[name], skipna=True) == "string":
             frame[name] = frame[name].str.strip()
+    for name in spelled:
+        frame[name] = _exact(pd.Series(frame[name]))
     return frame
 
 
+def _checked(path: Path, site: str) -> tuple[list[str], list[str]]:
+    """The names of a CSV file's columns, and those that pandas would read as other numbers than are written there."""
+    if not path.stat().st_size:
+        raise DataError(f"Site {site!r}: {path} is empty: save it again.")
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        look = _ODD.search(content) is not None
+    spelled = set[int]()
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = filter(None, csv.reader(file, strict=True))
+        header = [name.strip() for name in next(rows, [])]
+        if not header:
+            raise DataError(f"Site {site!r}: {path} is empty: save it again.")
+        for name, count in Counter(header).items():
+            if not name or count > 1:
+                kind = "two columns" if name else "a column without a name,"
+                raise DataError(f"Site {site!r}: {path} has {kind} {name!r}: name each column.")
+        if len(header) == 1 and (sign := next((sign for sign in ";\t" if sign in header[0]), None)):
+            raise DataError(f"Site {site!r}: {path} has {sign!r} between its cells: save it with commas.")
+        for i, row in enumerate(rows, 1):
+            if len(row) != len(header):
+                cells = f"{len(row)} cells under {len(header)} names"
+                raise DataError(f"Site {site!r}: {path}, row {i} has {cells}: correct the row.")
+            if look:
+                spelled |= {place for place, cell in enumerate(row) if _IDENTIFIER.fullmatch(cell)}
+    return header, [header[place] for place in sorted(spelled)]
+
+
+def _exact(values: pd.Series) -> pd.Series:
+    """A column of texts as whole numbers of 64 bits, if that is what all of them are, without zeros in front."""
+    present = values.dropna()
+    if present.str.fullmatch(r"-?(0|[1-9][0-9]{0,17}|[1-8][0-9]{18})").all():
+        return values.astype("Int64")
+    return values
+
+
 def _parquet(path: Path, site: str) -> pd.DataFrame:
-    try:
-        table = read_parquet(path)
-    except DataError as error:
-        raise DataError(f"Site {site!r}: {error}") from None
-    table = table.drop_columns([name for name in table.column_names if INDEX.fullmatch(name)])
-    return table.to_pandas(ignore_metadata=True, split_blocks=True, self_destruct=True)
+    with parsing(f"Site {site!r}: {path}", "cannot be read", "save it again, as numbers or texts"):
+        try:
+            table = read_parquet(path)
+        except DataError as error:
+            raise DataError(f"Site {site!r}: {error}") from None
+        table = table.drop_columns([name for name in table.column_names if INDEX.fullmatch(name)])
+        return table.to_pandas(ignore_metadata=True, split_blocks=True, self_destruct=True)
