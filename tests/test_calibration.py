@@ -1,12 +1,12 @@
 """Calibrated predictions: what is held out, the tables and the choice, and a posterior that keeps both numbers."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sealed
 import torch
 from problems import normal, rng
 from safetensors.torch import load_file
@@ -21,6 +21,7 @@ from fedual.families import Diagonal, Full, Gaussian, Isotropic
 from fedual.networks import Clients, Draws, Network
 from fedual.posterior import Posterior
 from fedual.run import Run
+from fedual.rundir import artifacts
 from fedual.rundir.checksum import parse, seal
 from fedual.settings import Evaluation, Execution, LocalTraining
 
@@ -317,7 +318,7 @@ class TestResume:
         assert cut.calibration == whole.calibration
         both = [load_file(tmp_path / name / "posterior.safetensors") for name in ("whole", "cut")]
         assert torch.equal(both[0]["lam"], both[1]["lam"])
-        assert json.loads((tmp_path / "cut" / "calibration.json").read_text()) == whole.calibration.to_dict()
+        assert artifacts.read_calibration(tmp_path / "cut") == whole.calibration
 
     def test_a_finished_run_keeps_its_calibration_and_a_longer_one_is_calibrated_anew(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -332,9 +333,9 @@ class TestResume:
     def test_a_folder_without_the_setting_goes_on_as_a_point(self, tmp_path: Path, tenth: None):
         train(out=tmp_path, posterior="point")
         config = tmp_path / "config.json"
-        stored = json.loads(config.read_text())
+        stored = sealed.content(config)
         assert stored.pop("posterior") == "point"
-        config.write_text(json.dumps(stored))
+        sealed.age(config, stored)
         more = train(out=tmp_path, rounds=6, resume=True)
         assert more.mode == "point"
         assert torch.equal(more.server.lam_g, train(rounds=6, posterior="point").server.lam_g)

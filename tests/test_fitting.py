@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sealed
 import torch
 import torch.nn.functional as F
 from flat import fit
@@ -227,9 +228,9 @@ class TestSettings:
         whole = train("fedprox", 2)
         train("fedprox", 1, out=tmp_path)
         file = tmp_path / "config.json"
-        config = json.loads(file.read_text())
+        config = sealed.content(file)
         del config["training"]["decay"], config["execution"]["precision"]
-        file.write_text(json.dumps(config))
+        sealed.age(file, config)
         with pytest.raises(InputError, match=r"training\.decay = 1\.0, not 0\.9"):
             train("fedprox", 2, decay=0.9, out=tmp_path, resume=True)
         assert torch.equal(train("fedprox", 2, out=tmp_path, resume=True).posterior.lam, whole.posterior.lam)

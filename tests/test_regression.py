@@ -7,6 +7,7 @@ from typing import Any
 import flat
 import numpy as np
 import pytest
+import sealed
 import torch
 from scipy.stats import norm
 from torch import Tensor, nn
@@ -107,7 +108,7 @@ def test_the_report_has_the_noise_and_how_it_fits_the_test_set(tmp_path: Path):
     assert kept["coverage"] == pytest.approx((abs(distribution.cdf(y) - 0.5) <= 0.475).mean())
     (remark,) = (one for one in verdict(read(tmp_path)) if one.head == "Noise")
     assert f"cover {kept['coverage']:.1%} of {SIZES[2]} test targets" in remark.text
-    (tmp_path / "regression.json").write_text("{}")
+    sealed.reseal(tmp_path / "regression.json", {})
     with pytest.raises(DataError, match=r"regression\.json lacks figures"):
         artifacts.read_regression(tmp_path)
 
@@ -186,9 +187,9 @@ def test_a_run_that_began_without_standard_units_goes_on_without(tmp_path: Path)
     """Configs of older versions have no targets, which means mean 0 and sd 1."""
     clients = sites(offset=0.0, scale=1.0)
     train(clients, Network(model(), targets=Targets.of([0.0, 0.0], [1.0, 1.0])), out=tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = sealed.content(tmp_path / "config.json")
     del config["targets"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    sealed.age(tmp_path / "config.json", config)
     again = train(clients, rounds=3, out=tmp_path, resume=True)
     assert again.posterior.network.targets is None
     assert len(again.history) == 3

@@ -18,6 +18,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
+import sealed
 import torch
 import torch.nn.functional as F
 from flat import fit
@@ -68,8 +69,8 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
 def records(path: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without the one figure that is not a function of the settings."""
-    lines = (path / "metrics.jsonl").read_text().splitlines()
-    return [{name: value for name, value in json.loads(line).items() if "seconds" not in name} for line in lines]
+    history = RunDirectory.open(path).history()
+    return [{name: value for name, value in record.items() if "seconds" not in name} for record in history]
 
 
 def same(one: Path, other: Path) -> None:
@@ -250,8 +251,7 @@ class TestResume:
 
     def test_a_run_whose_config_has_no_number_of_examples_goes_on(self, tmp_path: Path):
         first, path = train(tmp_path, rounds=2), tmp_path / "config.json"
-        older = {key: value for key, value in json.loads(path.read_text()).items() if key != "examples"}
-        path.write_text(json.dumps(older))
+        sealed.age(path, {key: value for key, value in sealed.content(path).items() if key != "examples"})
         assert train(tmp_path, rounds=2, resume=True).history == first.history
 
     @pytest.mark.parametrize(
@@ -281,9 +281,19 @@ class TestResume:
             train(tmp_path, **{"rounds": 2, **changed}, resume=True)
         assert all(torch.equal(value, before[name]) for name, value in tensors(tmp_path).items())
 
-    def test_the_checkpoint_of_another_model_is_refused(self, tmp_path: Path):
+    @pytest.mark.parametrize("other", [{"model": nn.Linear(3, 2)}, {"seed": 8}])
+    def test_the_checkpoint_of_another_run_is_refused(self, tmp_path: Path, other: dict[str, Any]):
+        train(tmp_path / "one", rounds=2)
+        train(tmp_path / "other", rounds=2, **other)
+        shutil.rmtree(tmp_path / "one" / "checkpoint-2")
+        shutil.copytree(tmp_path / "other" / "checkpoint-2", tmp_path / "one" / "checkpoint-2")
+        with pytest.raises(DataError, match=r"meta\.json is damaged or misplaced \(it belongs to a run with an"):
+            train(tmp_path / "one", rounds=4, resume=True)
+
+    def test_the_checkpoint_of_an_earlier_version_is_refused_for_another_model(self, tmp_path: Path):
         train(tmp_path / "one", rounds=2)
         train(tmp_path / "other", rounds=2, model=nn.Linear(3, 2))
+        sealed.age(tmp_path / "one" / "config.json", sealed.content(tmp_path / "one" / "config.json"))
         shutil.rmtree(tmp_path / "one" / "checkpoint-2")
         shutil.copytree(tmp_path / "other" / "checkpoint-2", tmp_path / "one" / "checkpoint-2")
         with pytest.raises(InputError, match=r"checkpoint in .* has at the server .*\[2, 8\].*\[2, 26\]"):
@@ -320,8 +330,8 @@ class TestFullDisk:
     def test_while_the_posterior_is_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole):
         write = atomic.write
 
-        def fill(path: Path, content: bytes) -> None:
-            (self.full if path.name.startswith("posterior") else write)(path, content)
+        def fill(path: Path, content: bytes, mode: int) -> None:
+            (self.full if path.name.startswith("posterior") else write)(path, content, mode)
 
         with monkeypatch.context() as patch:
             patch.setattr(atomic, "write", fill)

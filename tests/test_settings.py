@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import sealed
 import torch
 from federation import Federation  # pyright: ignore[reportMissingImports]  # of tests/flower
 from own_files import (  # pyright: ignore[reportMissingImports]  # of tests/scenarios
@@ -91,9 +92,9 @@ class TestNewOption:
     def test_runs_from_before_it_are_resumed_with_its_default(self, tmp_path: Path, data: str):
         path, out = scenario(tmp_path, data), tmp_path / "run"
         self.run(path, "rounds=1", out=out)
-        config = json.loads((out / "config.json").read_text())
+        config = sealed.content(out / "config.json")
         del config["training"]["patience"]
-        (out / "config.json").write_text(json.dumps(config))
+        sealed.age(out / "config.json", config)
         assert len(self.run(path, out=out, resume=True).history) == 2
         assert RunDirectory.open(out).config["training"]["patience"] == 3
 

@@ -167,11 +167,11 @@ def fit(
             for callback in callbacks:
                 callback(run, record)
     if path:
-        artifacts.write_posterior(path, run.posterior)
+        artifacts.write_posterior(path, run.server.round, run.posterior)
         artifacts.write_clients(path, whole, loss == "cross_entropy", network.scale is not None)
         if test is not None:
             seed_of_draws = losses.draws.evaluation(run.server.round)
-            artifacts.write_test(path, run.posterior, test, evaluation.samples, seed_of_draws)
+            artifacts.write_test(path, run.server.round, run.posterior, test, evaluation.samples, seed_of_draws)
     return run
 
 

@@ -7,7 +7,7 @@ not trained as `frozen.NAME`, and everything else that a prediction depends on a
 import copy
 import json
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -264,6 +264,10 @@ class Posterior:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to a safetensors file, whole or not at all."""
+        store(Path(path), self.to_bytes())
+
+    def to_bytes(self, about_run: Mapping[str, str] | None = None) -> bytes:
+        """The content of the file that `save` writes; `about_run` is further metadata."""
         if type(self.family) not in FAMILIES.values():
             raise InputError(f"A posterior with the family {self.family} cannot be stored: use {', '.join(FAMILIES)}.")
         arguments = {field.name: getattr(self.family, field.name) for field in fields(self.family)}  # pyright: ignore[reportArgumentType]
@@ -291,7 +295,7 @@ class Posterior:
             raise InputError(f"{recipe} cannot be stored as JSON ({error}): use plain values.") from None
         # copies, because safetensors refuses tensors that share memory
         tensors = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-        store(Path(path), seal(tensors, {"format": FORMAT} | text))
+        return seal(tensors, {"format": FORMAT, **(about_run or {}), **text})
 
     @classmethod
     def load(

@@ -102,8 +102,9 @@ def open_run(
         folder = RunDirectory.open(path)
         config, history = folder.config, folder.history()
         samples = config.get("evaluation", {}).get("samples")
-        if samples is not None and "seed" in config and history:
-            draws = samples, Draws(config["seed"]).evaluation(history[-1]["round"])
+        round = artifacts.round_of_posterior(path) or (history[-1]["round"] if history else None)
+        if samples is not None and "seed" in config and round is not None:
+            draws = samples, Draws(config["seed"]).evaluation(round)
     shape = dtype = moments = None
     if clients := artifacts.read_clients(path):
         try:

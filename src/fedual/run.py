@@ -53,7 +53,8 @@ class Run:
     evaluation_seconds and calibration_seconds, bytes_up, bytes_down, active, counted and refused clients, shortened
     (the fraction of the server's step that was taken), limited (the fraction of parameters whose last step was cut to
     the step limit), held (the fraction whose mean was held to m_g), and the residuals `primal` ‖λ_k − λ_g‖ and `dual`
-    ‖change of λ_g‖, which are small beside `norm` ‖λ_g‖ at convergence.
+    ‖change of λ_g‖, which are small beside `norm` ‖λ_g‖ at convergence. The first record of a run that is resumed with
+    other versions or another device names them (`resumed_with`).
     A callback sets `stop` to end the run after this round.
     """
 
@@ -226,7 +227,7 @@ def _diverged(run: Run, record: Record, what: str) -> DivergedError:
     """The error of a run that cannot continue, after saving the last good posterior."""
     where = ""
     if run.path:
-        run.posterior.save(run.path / "posterior.safetensors")
+        artifacts.write_posterior(run.path, run.server.round, run.posterior)
         where = f" in {run.path}"
     method, advice = run.method, ["lower lr"]
     if (clip := getattr(method.solver, "clip", None)) is not None:
@@ -258,10 +259,12 @@ class Folder:
         assert run.path is not None
         self.cost: float = 0.0
         self.saved: float = time.perf_counter()
+        self.news: Record = {}  # for the next record
         if not (resume and (run.path / "config.json").exists()):
             self.folder: RunDirectory = RunDirectory.create(run.path, run.config)
             return
         self.folder = RunDirectory.open(run.path, run.config)
+        self.news = {"resumed_with": self.folder.changes} if self.folder.changes else {}
         if snapshot := self.folder.load(run.server.tensors()):
             self.folder.restore(run.store)
             run.server = ServerState(**snapshot.server, round=snapshot.round, moved=snapshot.meta["moved"])
@@ -279,6 +282,8 @@ class Folder:
         """Write the record of a round, and a checkpoint if it is due."""
         if record is None:
             return
+        record |= self.news
+        self.news = {}
         self.folder.append(record)
         began = time.perf_counter()
         if run.server.round == run.rounds or run.stop or began - self.saved >= 20 * self.cost:

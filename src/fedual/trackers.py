@@ -12,8 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedual.errors import InputError, hint, import_optional
 from fedual.run import Record, Run
-from fedual.rundir.artifacts import read_json
-from fedual.rundir.atomic import store
+from fedual.rundir.artifacts import read_json, write_json
 
 Figures = dict[str, float]
 FILE = "trackers.json"
@@ -178,4 +177,4 @@ def _ids(run: Run) -> dict[str, str]:
 
 def _remember(run: Run, package: str, id: str) -> None:
     if run.path:
-        store(run.path / FILE, json.dumps(_ids(run) | {package: id}).encode(), "nothing was trained since")
+        write_json(run.path / FILE, _ids(run) | {package: id}, "nothing was trained since")

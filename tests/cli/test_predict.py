@@ -9,6 +9,7 @@ from typing import Any
 import flat
 import numpy as np
 import pytest
+import sealed
 import torch
 from PIL import Image
 from torch import nn
@@ -403,13 +404,13 @@ def test_a_run_without_moments_says_nothing_and_damaged_moments_are_refused(tmp_
     (told,) = warned(run, tmp_path / "x.npy")
     assert told.startswith("Input 2: x[2] = -10000 is ")
     assert "sd below the training mean" in told
-    stored = json.loads((run / "clients.json").read_text())
+    stored = sealed.content(run / "clients.json")
     for moments in ({**stored["moments"], "mean": [0.0] * 3}, {"mean": [0.0]}, "none", [1]):
-        (run / "clients.json").write_text(json.dumps({**stored, "moments": moments}))
+        sealed.reseal(run / "clients.json", {**stored, "moments": moments})
         with pytest.raises(DataError, match=r"clients\.json says no moments of inputs"):
             output(run, tmp_path / "x.npy")
     del stored["moments"]
-    (run / "clients.json").write_text(json.dumps(stored))
+    sealed.reseal(run / "clients.json", stored)
     assert warned(run, tmp_path / "x.npy") == []
 
 
@@ -504,6 +505,6 @@ def test_bad_arguments_and_runs_are_refused(run: Path, tmp_path: Path):
     ):
         with pytest.raises(FedualError, match=complaint):
             output(arguments[0], tmp_path / str(arguments[1]), *arguments[2:])
-    (run / "clients.json").write_text('{"shape": [2, 2], "dtype": "nn"}')
+    sealed.reseal(run / "clients.json", {"shape": [2, 2], "dtype": "nn"})
     with pytest.raises(DataError, match=r"clients\.json says no shape and type"):
         output(run, tmp_path / "x.npy")

@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import sealed
 from federation import Federation
 from safetensors.torch import save
 
@@ -50,6 +51,7 @@ def test_a_changed_round_is_refused(sites: Federation):
 
 
 def test_a_ledger_of_an_earlier_version_is_read_and_sealed(sites: Federation):
+    sealed.age(sites.out / "config.json", sealed.content(sites.out / "config.json"))
     metadata, tensors = parse(path_of(sites).read_bytes())
     older = {"format": UNSEALED, "ledger": metadata["ledger"]}
     path_of(sites).write_bytes(save(tensors, older))

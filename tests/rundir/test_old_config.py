@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sealed
 import torch
 from flat import fit
 from torch import nn
@@ -89,7 +90,7 @@ def train(rounds: int, out: Path | None = None, **options: Any) -> Run:
 
 def age(folder: Path) -> None:
     """Write the config of a folder as fedual 0.1 did."""
-    config = json.loads((folder / "config.json").read_text())
+    config = sealed.content(folder / "config.json")
     sections = [config.pop(name) for name in ("training", "execution", "evaluation")]
     flat = {key: value for section in sections for key, value in section.items()}
     for key in ("version", "rest", "device", "client_state", "progress"):

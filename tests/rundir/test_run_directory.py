@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sealed
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,9 +61,8 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def test_create_writes_the_config_and_where_it_ran(run: RunDirectory):
-    stored = json.loads((run.path / "config.json").read_text())
-    assert stored == run.config == {**CONFIG, "split": [1, 2]}
-    assert json.loads((run.path / "environment.json").read_text()) == environment()
+    assert sealed.content(run.path / "config.json") == run.config == {**CONFIG, "split": [1, 2]}
+    assert sealed.content(run.path / "environment.json") == environment()
     assert run.history() == []
     assert run.load() is None
     assert {path.name for path in run.path.iterdir()} == {"config.json", "environment.json"}
@@ -162,7 +162,9 @@ def test_records_come_back_with_null_for_what_json_cannot_say(run: RunDirectory)
     ]
     lines = (run.path / "metrics.jsonl").read_text().splitlines()
     refuse = lambda word: pytest.fail(f"{word} is not JSON")
-    assert [json.loads(line, parse_constant=refuse) for line in lines] == run.history()
+    for line, record in zip(lines, run.history(), strict=True):
+        stored = json.loads(line, parse_constant=refuse)
+        assert stored == {**record, "run": run.digest, "sha256": stored["sha256"]}
 
 
 @pytest.mark.parametrize("record", [{}, {"round": 1.5}, {"round": 1, "x": torch.tensor(1.0)}])

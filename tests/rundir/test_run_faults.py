@@ -272,7 +272,7 @@ def test_a_full_disk_while_appending(tmp_path: Path):
     (run.path / "metrics.jsonl").unlink()
     (run.path / "metrics.jsonl").symlink_to("/dev/full")
     complaint = (
-        r"metrics\.jsonl cannot be written \(No space left on device\): it takes 13 bytes; .*round 1\) is intact"
+        r"metrics\.jsonl cannot be written \(No space left on device\): it takes 118 bytes; .*round 1\) is intact"
     )
     with pytest.raises(DataError, match=complaint):
         run.append({"round": 2})

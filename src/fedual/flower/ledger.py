@@ -69,6 +69,7 @@ class Ledger:
         usual: The largest median size of a round's updates so far.
         id: A random name of this ledger.
         starts: How often a server has opened it.
+        run: The digest of the run's config; None if an earlier version began the run.
     """
 
     server: ServerState
@@ -86,6 +87,7 @@ class Ledger:
     usual: float = 0.0
     id: str = field(default_factory=lambda: token_hex(4))
     starts: int = 0
+    run: str | None = None
 
     def save(self, path: Path) -> None:
         """Replace the file; it is on disk when this returns."""
@@ -111,17 +113,19 @@ class Ledger:
             name: value.cpu().clone(memory_format=torch.contiguous_format)
             for name, value in self.server.tensors().items()
         }
-        content = seal(tensors, {"format": FORMAT, "ledger": json.dumps(meta)})
+        about = {"format": FORMAT, "ledger": json.dumps(meta)} | ({} if self.run is None else {"run": self.run})
+        content = seal(tensors, about)
         store(path, content, "the last round is intact", PRIVATE)
 
     @classmethod
-    def load(cls, path: Path, like: ServerState) -> "Ledger":
+    def load(cls, path: Path, like: ServerState, run: str | None = None) -> "Ledger":
         """Read what `save` wrote.
 
         Args:
             path: The file.
             like: The server at the start of this run: its tensors must have the same shapes, and its prior the same
                 values.
+            run: The digest of the run's config, which the file must have, if it is known.
 
         Raises:
             DataError: The file cannot be read or is damaged.
@@ -137,6 +141,8 @@ class Ledger:
             raise DataError(f"{path} is not the checkpoint of a server ({error}): restore the file.") from error
         if about["format"] == FORMAT and not verify(content):
             raise DataError(f"{path} is damaged (its checksum is wrong): restore the file.")
+        if run is not None and about.get("run") != run:
+            raise InputError(f"{path} belongs to a run with another config: restore the file of this run.")
         shapes = lambda named: {name: (value.shape, value.dtype) for name, value in named.items()}
         if shapes(tensors) != shapes(like.tensors()):
             raise InputError(f"{path} belongs to another model or method: choose another experiment or folder.")
@@ -150,7 +156,7 @@ class Ledger:
         rest |= {"fold": Fold(*meta["fold"]) if meta.get("fold") else None, "calibrated": meta.get("calibrated")}
         rest["calibration"] = Calibration.from_dict(meta.get("calibration"))
         sums = {client: Sums.from_dict(content) for client, content in meta.get("sums", {}).items()}
-        return cls(server, forgotten=set(meta["forgotten"]), sums=sums, **rest)
+        return cls(server, forgotten=set(meta["forgotten"]), sums=sums, run=about.get("run"), **rest)
 
     @property
     def nonce(self) -> str:

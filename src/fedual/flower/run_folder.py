@@ -27,6 +27,7 @@ class Folder(NamedTuple):
 
     run: RunDirectory
     ledger: Ledger
+    news: dict[str, Any]  # for the next record
 
     @property
     def checkpoint(self) -> Path:
@@ -35,6 +36,8 @@ class Folder(NamedTuple):
 
     def close(self, record: dict[str, Any]) -> None:
         """End a round durably; the next message may leave only afterwards."""
+        record |= self.news
+        self.news.clear()
         self.run.append(record)
         sync(self.run.path / "metrics.jsonl")  # no round without its record
         self.ledger.save(self.checkpoint)
@@ -71,15 +74,16 @@ def opened(path: Path, config: Mapping[str, Any], ledger: Ledger) -> Iterator[Fo
         if resumed:
             _refuse_old(path / "config.json")
         run = (RunDirectory.open if resumed else RunDirectory.create)(path, dict(config))
-        checkpoint = Folder(run, ledger).checkpoint
+        ledger.run = run.digest
+        checkpoint = Folder(run, ledger, {}).checkpoint
         if checkpoint.exists():
-            ledger = Ledger.load(checkpoint, ledger.server)
+            ledger = Ledger.load(checkpoint, ledger.server, run.digest)
         elif run.history():
             raise DataError(f"{checkpoint} is missing: restore the file, or choose another experiment.")
         run.rewind(ledger.server.round, of_the_end if ledger.server.round < config["rounds"] else lambda key: False)
         ledger.starts += 1
         ledger.save(checkpoint)
-        yield Folder(run, ledger)
+        yield Folder(run, ledger, {"resumed_with": run.changes} if run.changes else {})
 
 
 def _refuse_old(config: Path) -> None:

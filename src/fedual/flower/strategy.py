@@ -176,10 +176,11 @@ class BayesianADMM(Strategy):
                 if figures := calibrating.figures(self):
                     home.run.amend(figures)
                     self.history = home.run.history()
-                artifacts.write_posterior(self.folder, self.posterior)
+                round, samples = self.ledger.server.round, self.evaluation.samples
+                artifacts.write_posterior(self.folder, round, self.posterior)
                 if self.test is not None:
-                    seed = self.draws.evaluation(self.ledger.server.round)
-                    artifacts.write_test(self.folder, self.posterior, self.test, self.evaluation.samples, seed)
+                    seed = self.draws.evaluation(round)
+                    artifacts.write_test(self.folder, round, self.posterior, self.test, samples, seed)
         return result
 
     @property

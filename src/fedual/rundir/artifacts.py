@@ -7,10 +7,14 @@ calibration.json   of a calibrated run: `fedual.calibration.Calibration`
 test.safetensors   labels of the test set, class probabilities of the posterior that is handed over, their entropy and
                    mutual information, and the inputs with the highest entropy
 diverged.txt       why the run stopped early
+
+All but the last are sealed (`fedual.rundir.checksum`) with the digest of the config. Those that a run writes when it
+ends, and its posterior, also say of which round they are.
 """
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +26,10 @@ from fedual.errors import DataError, InputError
 from fedual.metrics import Prediction, RegressionPrediction
 from fedual.networks import Clients
 from fedual.networks.moments import Moments
+from fedual.rundir import posterior_file
 from fedual.rundir.atomic import store
+from fedual.rundir.checksum import seal, seal_json, unseal, unseal_json
+from fedual.rundir.folder import read_config
 
 if TYPE_CHECKING:
     from fedual.posterior import Posterior
@@ -65,7 +72,7 @@ def write_clients(folder: Path, clients: Clients, classes: bool, scaled: bool = 
         summary["labels"] = [torch.bincount(y.flatten(), minlength=count).tolist() for y in targets]
     if (clients.x.is_floating_point() or scaled) and (moments := Moments.of(clients)):
         summary["moments"] = moments.to_dict()
-    store(folder / CLIENTS, json.dumps(summary).encode(), REMAINS)
+    write_json(folder / CLIENTS, summary)
 
 
 def read_clients(folder: Path) -> dict[str, Any] | None:
@@ -73,28 +80,44 @@ def read_clients(folder: Path) -> dict[str, Any] | None:
     return read_json(folder / CLIENTS)
 
 
+def write_json(path: Path, value: Mapping[str, Any], remains: str = REMAINS) -> None:
+    """Write a JSON object of a run's folder, with its seal."""
+    store(path, seal_json(value, _digest(path.parent)), remains)
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if the file does not exist."""
+    """Read what `write_json` wrote; None if the file does not exist."""
     try:
-        return dict(json.loads(path.read_bytes())) if path.exists() else None
-    except (OSError, ValueError, TypeError) as error:
+        return unseal_json(path.read_bytes(), _digest(path.parent)) if path.exists() else None
+    except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}): delete it to go on without it.") from None
 
 
-def write_test(folder: Path, posterior: "Posterior", test: tuple[Tensor, Tensor], samples: int, seed: int) -> None:
-    """Write a classifier's predictions for the test set, or how a regression's noise fits it, if it was learnt."""
-    from safetensors.torch import save
+def _digest(folder: Path) -> str | None:
+    """The digest of the run's config; None if the folder has no config, or that of an earlier version."""
+    return read_config(folder)[1] if (folder / "config.json").exists() else None
 
+
+def write_test(
+    folder: Path, round: int, posterior: "Posterior", test: tuple[Tensor, Tensor], samples: int, seed: int
+) -> None:
+    """Write a classifier's predictions for the test set, or how a regression's noise fits it, if it was learnt."""
     x, y = test
     prediction = posterior.predict(x, samples, seed)
     if not isinstance(prediction, Prediction):
         if posterior.noise is not None:
-            store(folder / REGRESSION, json.dumps(_fit_of_noise(posterior, prediction, test)).encode(), REMAINS)
+            write_json(folder / REGRESSION, {**_fit_of_noise(posterior, prediction, test), "round": round})
         return
     shown = prediction.entropy.argsort(descending=True, stable=True)[:SHOWN]
     evidence = Evidence(y, *prediction, shown, x[shown.to(x.device)])
-    content = save({name: value.cpu().contiguous() for name, value in evidence._asdict().items()})
-    store(folder / TEST, content, REMAINS)
+    tensors = {name: value.cpu().contiguous() for name, value in evidence._asdict().items()}
+    store(folder / TEST, seal(tensors, _about(folder, round)), REMAINS)
+
+
+def _about(folder: Path, round: int) -> dict[str, str]:
+    """The metadata that ties a safetensors file to its run; as JSON, like all that a posterior says about itself."""
+    digest = _digest(folder)
+    return {"round": json.dumps(round), **({} if digest is None else {"run": digest})}
 
 
 def _fit_of_noise(
@@ -126,29 +149,46 @@ def read_regression(folder: Path) -> dict[str, Any] | None:
 
 def read_test(folder: Path) -> Evidence | None:
     """Read what `write_test` wrote; None if the file does not exist."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = folder / TEST
     if not path.exists():
         return None
     try:
-        return Evidence(**load_file(path))
-    except (OSError, SafetensorError, TypeError) as error:
+        return Evidence(**unseal(path.read_bytes(), _digest(folder))[1])
+    except (OSError, ValueError, TypeError) as error:
         raise DataError(f"{path} is damaged ({error}): delete it to go on without it.") from None
 
 
-def write_posterior(folder: Path, posterior: "Posterior") -> None:
+def write_posterior(folder: Path, round: int, posterior: "Posterior") -> None:
     """Write the posterior that is handed over, and its calibration for those who only want to know of it."""
-    posterior.save(folder / POSTERIOR)
+    store(folder / POSTERIOR, posterior.to_bytes(_about(folder, round)), REMAINS)
     if posterior.calibration is not None:
-        store(folder / CALIBRATION, json.dumps(posterior.calibration.to_dict()).encode(), REMAINS)
+        write_json(folder / CALIBRATION, {**posterior.calibration.to_dict(), "round": round})
+
+
+def round_of_posterior(folder: Path) -> int | None:
+    """The round of the folder's posterior; None if an earlier version, or a user, has saved it.
+
+    Raises:
+        DataError: It belongs to another run, or its test set's predictions to another round.
+    """
+    path, digest = folder / POSTERIOR, _digest(folder)
+    about = posterior_file.header(path)
+    if digest is not None and about.get("run", digest) != digest:
+        raise DataError(f"{path} belongs to a run with another config: restore the file, or name the other folder.")
+    round = json.loads(about.get("round", "null"))
+    if (folder / TEST).exists() and round is not None:
+        of_test = json.loads(posterior_file.header(folder / TEST).get("round", "null"))
+        if of_test not in (None, round):
+            why = f"{path} is of round {round}, {TEST} of round {of_test}"
+            raise DataError(f"{why}: restore them together, or resume the run.")
+    return round
 
 
 def read_calibration(folder: Path) -> Calibration | None:
     """The calibration that `write_posterior` wrote; None if there is none."""
     try:
-        return Calibration.from_dict(read_json(folder / CALIBRATION))
+        content = read_json(folder / CALIBRATION)
+        return Calibration.from_dict(content and {key: value for key, value in content.items() if key != "round"})
     except (InputError, KeyError, TypeError) as error:
         raise DataError(f"{folder / CALIBRATION} lacks figures ({error}): delete it to go on without it.") from None
 

@@ -3,11 +3,10 @@
     checkpoint-12/   server.safetensors · clients-00000.safetensors, … (rows of consecutive clients) · meta.json
 
 A snapshot is written as `checkpoint-12.tmp`, synced and renamed, and only then are older snapshots removed: after a
-kill at any moment the newest `checkpoint-…` is whole. meta.json lists the size and SHA-256 of every other file, so that
-a damaged file is refused.
+kill at any moment the newest `checkpoint-…` is whole. meta.json is sealed and lists the size and SHA-256 of every other
+file, so that a damaged file, and one of another run, is refused.
 """
 
-import json
 import re
 import shutil
 import zlib
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from fedual.errors import DataError, InputError
 from fedual.rundir.atomic import replacing, sync, write
-from fedual.rundir.checksum import checksum, parse
+from fedual.rundir.checksum import checksum, parse, seal_json, unseal_json
 
 if TYPE_CHECKING:
     from fedual.backends.client_store import Store
@@ -58,7 +57,9 @@ def _snapshots(folder: Path) -> list[Path]:
     return [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+(\.tmp)?", path.name)]
 
 
-def save(folder: Path, round: int, server: dict[str, Tensor], meta: dict[str, Any], store: "Store") -> None:
+def save(
+    folder: Path, run: str | None, round: int, server: dict[str, Tensor], meta: dict[str, Any], store: "Store"
+) -> None:
     """Write the snapshot of a round, then remove the older ones; see `RunDirectory.save`."""
     clean(folder)
     with replacing(folder / f"checkpoint-{round}") as temporary:
@@ -73,17 +74,17 @@ def save(folder: Path, round: int, server: dict[str, Tensor], meta: dict[str, An
             files[name] = _write_tensors(temporary / name, store.read(clients))
         index = {"round": round, "num_clients": store.num_clients, "rows": _layout(store.initial), "files": files}
         try:
-            content = json.dumps({**index, "meta": meta}, indent=1)  # Python reads back the NaN that it writes here
+            content = seal_json({**index, "meta": meta}, run, indent=1)  # Python reads back the NaN that it writes
         except TypeError as error:
             raise InputError(f"meta = {meta} cannot be saved ({error}): use only JSON values.") from None
-        write(temporary / META, content.encode())
+        write(temporary / META, content)
         sync(temporary)
     clean(folder)
 
 
-def load(path: Path, like: dict[str, Tensor] | None) -> Snapshot:
+def load(path: Path, run: str | None, like: dict[str, Tensor] | None) -> Snapshot:
     """Read a snapshot without the clients' rows; see `RunDirectory.load`."""
-    index = _read_index(path)
+    index = _read_index(path, run)
     server = _read_tensors(path / SERVER, index)
     if like is not None:
         if (stored := _layout(server)) != (now := _layout(like)):
@@ -93,9 +94,9 @@ def load(path: Path, like: dict[str, Tensor] | None) -> Snapshot:
     return Snapshot(index["round"], server, index["meta"])
 
 
-def restore(path: Path, store: "Store") -> None:
+def restore(path: Path, run: str | None, store: "Store") -> None:
     """Copy the clients' rows of a snapshot into a store, one file after another; see `RunDirectory.restore`."""
-    index = _read_index(path)
+    index = _read_index(path, run)
     stored, now = (index["num_clients"], index["rows"]), (store.num_clients, _layout(store.initial))
     if stored != now:
         has, needs = f"{stored[0]} clients with {_words(stored[1])}", f"{now[0]} with {_words(now[1])}"
@@ -136,14 +137,16 @@ def _read_tensors(path: Path, index: dict[str, Any]) -> dict[str, Tensor]:
     return parse(content)[1]
 
 
-def _read_index(path: Path) -> dict[str, Any]:
+def _read_index(path: Path, run: str | None) -> dict[str, Any]:
     try:
-        index = json.loads(_read(path / META))
-        if {"round", "num_clients", "rows", "files", "meta"} <= index.keys() and SERVER in index["files"]:
-            return index
-    except (ValueError, AttributeError, TypeError):
-        pass
-    raise DataError(f"{path / META} is damaged: {REMEDY}.")
+        index = unseal_json(_read(path / META), run)
+        if not ({"round", "num_clients", "rows", "files", "meta"} <= index.keys() and SERVER in index["files"]):
+            raise ValueError("entries are missing")
+        if path.name != f"checkpoint-{index['round']}":
+            raise ValueError(f"it is of round {index['round']}")
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path / META} is damaged or misplaced ({error}): {REMEDY}.") from None
+    return index
 
 
 def _read(path: Path) -> bytes:

@@ -1,12 +1,20 @@
-"""The checksum of state files: SHA-256, inside a safetensors file (its seal) or listed beside it.
+"""The seal of state files: the SHA-256 of all other bytes, in the file itself.
 
-content = seal(tensors, {"format": …})       # the metadata entry "sha256" covers all other bytes of the file
+content = seal(tensors, {"format": …})       # safetensors: the metadata entry "sha256"
 if verify(content):
     metadata, tensors = parse(content)       # parsed, never executed
+
+A file of a run's folder also says to which run it belongs, by the digest of the config (`fedual.rundir.config.digest`):
+
+content = seal(tensors, {"run": digest})     # metadata, tensors = unseal(content, digest)
+content = seal_json(value, digest)           # value = unseal_json(content, digest): the last entries "run" and "sha256"
+
+A run that an earlier version began has no digest, and its files may have no seal.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +25,9 @@ from fedual.errors import import_optional
 KEY = b'"sha256":"'
 """The seal's key in the header; quotes inside names and values are escaped, so that nothing else looks like it."""
 DIGITS = 64  # of a SHA-256 in hexadecimal
+JSON_SEAL = re.compile(rb'"sha256": "(.{64})"\s*}\s*\Z', re.DOTALL)
+END = 120
+"""Bytes at the end of a JSON file that have the seal."""
 
 
 def seal(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -39,10 +50,8 @@ def is_sealed(content: bytes) -> bool:
 
 def checksum(content: bytes) -> str:
     """The SHA-256 of a file, leaving out the digits of its seal if it has one."""
-    start, view = _seal_start(content), memoryview(content)
-    digest = hashlib.sha256(view[:start])
-    digest.update(b"" if start is None else view[start + DIGITS :])
-    return digest.hexdigest()
+    start = _seal_start(content)
+    return hashlib.sha256(content).hexdigest() if start is None else _digest(content, start)
 
 
 def parse(content: bytes) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -53,6 +62,52 @@ def parse(content: bytes) -> tuple[dict[str, str], dict[str, Tensor]]:
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from None
     return json.loads(content[8 : _header_end(content)]).get("__metadata__", {}), tensors
+
+
+def unseal(content: bytes, run: str | None) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """`parse` a sealed safetensors file of a run; raise `ValueError` if it is damaged or another run's."""
+    metadata, tensors = parse(content)
+    _check(is_sealed(content), verify(content), metadata.get("run"), run)
+    return metadata, tensors
+
+
+def seal_json(value: Mapping[str, Any], run: str | None, indent: int | None = None) -> bytes:
+    """A JSON object on one line, or indented, that `unseal_json` can check."""
+    text = json.dumps({**value, "run": run, "sha256": DIGITS * "0"}, indent=indent) + "\n"
+    content = text.encode()
+    found = JSON_SEAL.search(content)
+    assert found is not None
+    return content[: found.start(1)] + _digest(content, found.start(1)).encode() + content[found.end(1) :]
+
+
+def unseal_json(content: bytes, run: str | None) -> dict[str, Any]:
+    """A JSON object of a run, without its seal; raise `ValueError` if it is none, is damaged or another run's."""
+    try:
+        value = dict(json.loads(content))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    found = JSON_SEAL.search(content, max(0, len(content) - END))
+    intact = found is not None and _digest(content, found.start(1)).encode() == found[1]
+    _check(found is not None, intact, value.get("run"), run)
+    if found is not None:
+        del value["run"], value["sha256"]
+    return value
+
+
+def _check(sealed: bool, intact: bool, has: Any, run: str | None) -> None:
+    if sealed and not intact:
+        raise ValueError("its checksum is wrong")
+    if run is not None and not sealed:
+        raise ValueError("it has no checksum")
+    if run is not None and has != run:
+        raise ValueError("it belongs to a run with another config")
+
+
+def _digest(content: bytes, start: int) -> str:
+    """The SHA-256 of all bytes but the digits of a seal that starts here."""
+    digest, view = hashlib.sha256(memoryview(content)[:start]), memoryview(content)
+    digest.update(view[start + DIGITS :])
+    return digest.hexdigest()
 
 
 def _header_end(content: bytes) -> int:

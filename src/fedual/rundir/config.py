@@ -1,5 +1,6 @@
-"""Comparison of a run's config with the config with which it is resumed."""
+"""A run's config: its digest, and its comparison with the config with which the run is resumed."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,6 +12,12 @@ from fedual.errors import InputError
 
 Difference = tuple[str, str, str]
 """A setting by its path, and its values in the old and the new config as JSON."""
+
+
+def digest(config: dict[str, Any]) -> str:
+    """What a run's files say of its config, except for `rounds`, which may grow; stored when the run begins."""
+    text = json.dumps({key: value for key, value in config.items() if key != "rounds"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[Difference]:

@@ -11,6 +11,7 @@ A run appends the record of a round, then saves its snapshot (not after every ro
 """
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,24 +24,37 @@ from torch import Tensor
 from fedual.errors import DataError, InputError
 from fedual.rundir import atomic, checkpoint
 from fedual.rundir.checkpoint import Snapshot
-from fedual.rundir.config import differences
+from fedual.rundir.checksum import seal_json, unseal_json
+from fedual.rundir.config import differences, digest
 from fedual.rundir.jsonable import dumps, plain, without_nan
 from fedual.rundir.old_config import converted, matched
-from fedual.rundir.provenance import environment
+from fedual.rundir.provenance import changes, environment
 
 if TYPE_CHECKING:
     from fedual.backends.client_store import Store
 
+logger: logging.Logger = logging.getLogger("fedual")
+ENVIRONMENT = "environment.json"
 NAMED = 3
 """How many differences the refusal of another config names: through rules, one setting can change several others."""
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """One run's folder; made by `create` or `open`."""
+    """One run's folder; made by `create` or `open`.
+
+    Attributes:
+        path: The folder.
+        config: The content of config.json.
+        digest: Of the config with which the run began, which all files of the run have; None if an earlier version,
+            whose files have no seals, began it.
+        changes: In what the environment of a resumed run differs from the one before, in words.
+    """
 
     path: Path
     config: dict[str, Any]
+    digest: str | None
+    changes: str = ""
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], config: dict[str, Any]) -> "RunDirectory":
@@ -48,11 +62,12 @@ class RunDirectory:
 
         `config` is all that the result depends on, as JSON values.
         """
-        run = cls(Path(path), plain(config))
+        config = plain(config)
+        run = cls(Path(path), config, digest(config))
         if run.path.exists() and not run.path.is_dir():
             raise InputError(f"{path} is a file: choose a folder for the run.")
         if run._config.exists() or run._metrics.exists() or checkpoint.newest(run.path):
-            rounds = max((record["round"] for record in run.history()), default=0)
+            rounds = max((record["round"] for record in cls(run.path, {}, None).history()), default=0)
             raise InputError(
                 f"{path} holds a run of {rounds} rounds: resume it (--resume, resume=True) or choose another folder."
             )
@@ -62,7 +77,7 @@ class RunDirectory:
             raise InputError(f"{path} cannot be made ({error.strerror}): choose another folder for the run.") from error
         if not os.access(run.path, os.W_OK | os.X_OK):
             raise InputError(f"{path} is not writable: choose another folder for the run, or allow writing.")
-        run._store_json(run.path / "environment.json", environment())
+        run._store_json(run.path / ENVIRONMENT, environment())
         run._store_json(run._config, run.config)  # last, because this file says that there is a run
         return run
 
@@ -71,13 +86,13 @@ class RunDirectory:
         """Open the folder of a run, to read or to resume it.
 
         `config` is the config of the resumed run: the stored one, except that `rounds` may have grown (the larger
-        number is stored). Without it, the run can only be read.
+        number is stored). If versions or the device differ from those before, a warning says so, because numbers may
+        differ in their last digits. Without `config`, the run can only be read.
         """
-        run = cls(Path(path), {})
-        content = run._read_config()
+        content, digest = read_config(Path(path))
         stored = converted(content)
         if config is None:
-            return cls(run.path, stored)
+            return cls(Path(path), stored, digest)
         config = plain(config)
         if stored is not content:
             stored = matched(stored, config)
@@ -87,7 +102,10 @@ class RunDirectory:
                 f"{path} holds a run with {first}: resume with the same settings (rounds may grow), or choose another "
                 "folder."
             )
-        run = cls(run.path, config)
+        run = cls(Path(path), config, digest, _changes(Path(path), digest))
+        if run.changes:
+            logger.warning("%s goes on with %s: numbers may differ in their last digits", path, run.changes)
+            run._store_json(run.path / ENVIRONMENT, environment())
         if config != content:
             run._store_json(run._config, config)
         return run
@@ -99,7 +117,7 @@ class RunDirectory:
         """
         if not isinstance(record.get("round"), int):
             raise InputError(f"record = {record}: a record needs the number of its round.")
-        line = (dumps(without_nan(record), "record") + "\n").encode()
+        line = seal_json(json.loads(dumps(without_nan(record), "record")), self.digest)
         # unbuffered: after an error, closing the file must not write what is left
         with atomic.writing(self._metrics, len(line), self._remains()), self._metrics.open("ab", buffering=0) as file:
             size, rest = file.tell(), memoryview(line)
@@ -114,24 +132,26 @@ class RunDirectory:
     def amend(self, more: dict[str, Any]) -> None:
         """Add figures to the record of the last round."""
         *rest, last = self.history()
-        content = "".join(json.dumps(without_nan(record)) + "\n" for record in (*rest, last | more)).encode()
-        atomic.store(self._metrics, content, self._remains())
+        self._store_records([*rest, without_nan(last | more)])
 
     def history(self) -> list[dict[str, Any]]:
         """The records so far, without a last line that a kill cut short."""
         try:
-            lines = self._metrics.read_bytes().split(b"\n")[:-1]
+            *lines, torn = self._metrics.read_bytes().split(b"\n")
         except FileNotFoundError:
             return []
         except OSError as error:
             raise DataError(f"{self._metrics} cannot be read ({error.strerror}): restore the file.") from error
+        if _is_json(torn[:-1]):  # a whole record, with another byte in the place of its newline
+            lines.append(torn)
         records = []
         for number, line in enumerate(lines, 1):
             try:
-                record = json.loads(line)
+                record = unseal_json(line + b"\n", self.digest)
                 records.append({**record, "round": int(record["round"])})
-            except (ValueError, TypeError, KeyError):
-                raise DataError(f"Line {number} of {self._metrics} is no record: restore or remove it.") from None
+            except (ValueError, TypeError, KeyError) as error:
+                why = f"Line {number} of {self._metrics} is no record of this run ({error})"
+                raise DataError(f"{why}: restore or remove it.") from None
         return records
 
     def rewind(self, round: int, dropped: Callable[[str], bool] = lambda key: False) -> None:
@@ -139,10 +159,15 @@ class RunDirectory:
 
         Removes the records of later rounds, the figures that are `dropped`, and the remains of other snapshots.
         """
-        earlier = (record for record in self.history() if record["round"] <= round)
-        kept = [{key: value for key, value in record.items() if not dropped(key)} for record in earlier]
-        content = "".join(json.dumps(record) + "\n" for record in kept).encode()
-        atomic.store(self._metrics, content, self._remains())
+        earlier = [record for record in self.history() if record["round"] <= round]
+        rounds = [record["round"] for record in earlier]
+        if self.digest is not None and rounds != list(range(1, round + 1)):
+            listed = ", ".join(map(str, rounds)) or "none"
+            raise DataError(
+                f"{self._metrics} should have the records of rounds 1 to {round} and has {listed}: restore the file, "
+                "or start anew."
+            )
+        self._store_records([{key: value for key, value in record.items() if not dropped(key)} for record in earlier])
         checkpoint.clean(self.path)
 
     def save(self, round: int, server: dict[str, Tensor], meta: dict[str, Any], store: "Store") -> None:
@@ -161,7 +186,7 @@ class RunDirectory:
         with atomic.writing(self.path / f"checkpoint-{round}", nbytes, self._remains()):
             if self._metrics.exists():
                 atomic.sync(self._metrics)  # the records must be on disk before the snapshot that follows from them
-            checkpoint.save(self.path, round, server, meta, store)
+            checkpoint.save(self.path, self.digest, round, server, meta, store)
 
     def load(self, like: dict[str, Tensor] | None = None) -> Snapshot | None:
         """Read the last snapshot without the clients' rows; None if there is none.
@@ -170,14 +195,14 @@ class RunDirectory:
         dtypes, and are put on their devices. If it is None, they are not checked and stay on the CPU.
         """
         last = checkpoint.newest(self.path)
-        return last and checkpoint.load(last[1], like)
+        return last and checkpoint.load(last[1], self.digest, like)
 
     def restore(self, store: "Store") -> None:
         """Copy the clients' rows of the last snapshot, which must be as many and alike, into a store, in parts."""
         last = checkpoint.newest(self.path)
         if not last:
             raise InputError(f"{self.path} has no checkpoint to restore from: start at round 0.")
-        checkpoint.restore(last[1], store)
+        checkpoint.restore(last[1], self.digest, store)
 
     @property
     def _config(self) -> Path:
@@ -187,21 +212,44 @@ class RunDirectory:
     def _metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
-    def _read_config(self) -> dict[str, Any]:
-        """The content of config.json."""
-        try:
-            return dict(json.loads(self._config.read_bytes()))
-        except (FileNotFoundError, NotADirectoryError):
-            raise InputError(
-                f"{self.path} holds no run: start one there without resuming, or name another folder."
-            ) from None
-        except (OSError, ValueError, TypeError) as error:
-            raise DataError(f"{self._config} cannot be read ({error}): restore the file, or start anew.") from error
-
     def _remains(self) -> str:
         last = checkpoint.newest(self.path)
         return f"the last checkpoint (round {last[0]}) is intact" if last else "there is no checkpoint yet"
 
+    def _store_records(self, records: list[dict[str, Any]]) -> None:
+        atomic.store(self._metrics, b"".join(seal_json(record, self.digest) for record in records), self._remains())
+
     def _store_json(self, path: Path, value: dict[str, Any]) -> None:
-        content = (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
-        atomic.store(path, content, self._remains())
+        atomic.store(path, seal_json(value, self.digest, indent=2), self._remains())
+
+
+def read_config(folder: Path) -> tuple[dict[str, Any], str | None]:
+    """The content of a folder's config.json, and the digest that the run's files have."""
+    path = folder / "config.json"
+    try:
+        content = path.read_bytes()
+        digest = dict(json.loads(content)).get("run")  # `unseal_json` checks it
+        return unseal_json(content, digest), digest
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{folder} holds no run: start one there without resuming, or name another folder.") from None
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read ({error}): restore the file, or start anew.") from error
+
+
+def _changes(folder: Path, digest: str | None) -> str:
+    """In what this environment differs from the one that the folder names."""
+    path = folder / ENVIRONMENT
+    try:
+        return changes(unseal_json(path.read_bytes(), digest), environment())
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}): delete it to go on without it.") from None
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True

@@ -12,6 +12,8 @@ from fedual.errors import DataError
 from fedual.rundir.checksum import parse, verify
 
 FORMAT, FORMAT_1 = "fedual-posterior-2", "fedual-posterior-1"
+LONGEST_HEADER = 100_000_000
+"""Bytes of the longest header that safetensors itself reads."""
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -23,12 +25,22 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise DataError(f"{path} cannot be read ({error.strerror or error}): give a file that `save` wrote.") from None
     except ValueError as error:
         raise DataError(f"{path} is damaged or not a safetensors file ({error}): save it again.") from None
-    form, digest = about.pop("format", None), about.pop("sha256", None)
+    form, digest, _ = about.pop("format", None), about.pop("sha256", None), about.pop("run", None)
     if form not in (FORMAT, FORMAT_1):
         raise DataError(f"{path} has the format {form!r}, not {FORMAT!r}: give a file that this version can read.")
     if not (verify(content) if form == FORMAT else digest == _digest_1(tensors, about)):
         raise DataError(f"{path} is damaged (its checksum is wrong): save it again.")
     return {name: json.loads(value) for name, value in about.items()}, tensors
+
+
+def header(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file, without its tensors."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            return dict(json.loads(file.read(min(length, LONGEST_HEADER))).get("__metadata__", {}))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path} is damaged or not a safetensors file ({error}): save it again.") from None
 
 
 def _digest_1(tensors: dict[str, Tensor], about: dict[str, str]) -> str:

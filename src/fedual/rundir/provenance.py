@@ -3,7 +3,9 @@
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +26,16 @@ def environment() -> dict[str, str | int | None]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
+
+
+COMPARED = "fedual", "torch", "python", "device"
+"""What numbers depend on; they may differ in the last digits where one of these does."""
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """In which of `COMPARED` two environments differ, in words; empty if in none."""
+    differ = [name for name in COMPARED if name in before and before[name] != now[name]]
+    return ", ".join(f"{name} {now[name]} (before: {before[name]})" for name in differ)
 
 
 def _commit() -> str | None:
