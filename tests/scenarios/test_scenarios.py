@@ -267,7 +267,7 @@ def test_layers(file):
         ("[preset.a.train]\nround = 1", "did you mean 'rounds"),
         ("[preset]\na = 3", "preset.a = 3: it must be a table"),
         ("[preset.a]\ntrain = 3", "preset.a.train = 3: it must be a table"),
-        ("x = ", "this is no TOML"),
+        ("x = ", "the scenario file is no TOML"),
     ],
 )
 def test_wrong_files_are_refused(file, more: str, message: str):
@@ -292,5 +292,5 @@ def test_wrong_sweeps_are_refused_when_asked_for(file):
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path):
     (tmp_path / "mine.toml").write_bytes(b"title = '\xff'")
-    with pytest.raises(InputError, match="this is no TOML"):
+    with pytest.raises(InputError, match="the scenario file is no TOML"):
         load(tmp_path / "mine.toml")

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedual.cli.run import Json, show
+from fedual.cli.output import echo, show
+from fedual.cli.run import Json
 
 Name = Annotated[str | None, typer.Argument(help="A method, to see its settings with their defaults.")]
 
@@ -43,7 +44,7 @@ def methods(name: Name = None, as_json: Json = False) -> None:
         return
     defaults = settings(name)
     if not as_json:
-        typer.echo(f"{name}: {_summary(name)}")
+        echo(f"{name}: {_summary(name)}")
     cells = [(key, "–" if value is None else str(value)) for key, value in defaults.items()]
     document = {"name": name, "summary": _summary(name), "settings": defaults}
     _show(as_json, document, ("setting", "default"), cells)
@@ -59,6 +60,6 @@ def _summary(name: str) -> str:
 def _show(as_json: bool, document: dict[str, Any], headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     """Print a document as JSON, or rows as a table."""
     if as_json:
-        typer.echo(json.dumps(document))
+        echo(json.dumps(document))
     else:
         show(rows, *headings)

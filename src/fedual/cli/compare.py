@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedual.cli.run import Device, Engine, Json, Preset, Root, Rounds, Scenarios, free, show
+from fedual.cli.output import echo, show
+from fedual.cli.run import Device, Engine, Json, Preset, Root, Rounds, Scenarios, free
 from fedual.errors import InputError
 
 Methods = Annotated[str, typer.Option(metavar="A,B,…", help="Names of `fedual methods`.")]
@@ -71,15 +72,15 @@ def compare(
         report = run_sweep(scenarios, numbers, sweep=sweep, out=folder, **calls, **options)
     if sweep:
         show(_trials(report), "method", "settings", "validation NLL", "")
-    typer.echo(f"{report['scenario']}, round {report['rounds']}: mean ± standard deviation over seeds {seeds}")
+    echo(f"{report['scenario']}, round {report['rounds']}: mean ± standard deviation over seeds {seeds}")
     headings, *rows = table({row["method"]: row["summary"] for row in report["methods"]})
     show(rows, *headings)
     for row in report["methods"]:
         if note := next((run["about"] for run in row["runs"] if run.get("about")), ""):
-            typer.echo(f"{row['method']}: {note}")
-    typer.echo(f"wrote {path}")
+            echo(f"{row['method']}: {note}")
+    echo(f"wrote {path}")
     if as_json:
-        typer.echo(json.dumps(without_nan({**report, "path": str(path)})))
+        echo(json.dumps(without_nan({**report, "path": str(path)})))
 
 
 def _numbers(seeds: str) -> list[int]:

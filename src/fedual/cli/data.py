@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fedual.cli.output import echo
 from fedual.errors import DataError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def list_(root: Root = None, as_json: Json = False) -> None:
 
     rows = [state(spec, root) for spec in SPECS.values()]
     if as_json:
-        typer.echo(json.dumps({"datasets": rows}))
+        echo(json.dumps({"datasets": rows}))
         return
     table = [("name", "there", "size", "what it is", "where")]
     for row in rows:
@@ -48,7 +49,7 @@ def list_(root: Root = None, as_json: Json = False) -> None:
         table.append((row["name"], "yes" if row["present"] else "no", size, row["title"], row["folder"]))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+        echo("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
 
 
 @app.command()
@@ -67,7 +68,7 @@ def get(names: Names, root: Root = None, force: Force = False) -> None:
     for name in names:
         with _progress(name) as progress:
             fetched = fetch.get(name, root, force=force, progress=progress)
-        typer.echo(f"{name}: {fetched.folder} ({fetched.source})")
+        echo(f"{name}: {fetched.folder} ({fetched.source})")
 
 
 @app.command()
@@ -87,10 +88,10 @@ def check(names: OptionalNames = None, root: Root = None, as_json: Json = False)
         except DataError as error:
             problems[spec.name] = str(error)
         if not as_json:
-            typer.echo(f"{spec.name}: {'wrong' if spec.name in problems else 'right'}")
+            echo(f"{spec.name}: {'wrong' if spec.name in problems else 'right'}")
     if as_json:
         rows = [{"name": s.name, "ok": s.name not in problems, "problem": problems.get(s.name)} for s in specs]
-        typer.echo(json.dumps({"datasets": rows}))
+        echo(json.dumps({"datasets": rows}))
     if problems:
         raise DataError("; ".join(problems.values()))
 

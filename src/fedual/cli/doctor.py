@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
-from fedual.cli.run import Json, show
+from fedual.cli.output import echo, show
+from fedual.cli.run import Json
 
 NEEDED = ("torch", "numpy", "safetensors", "typer", "rich")  # by `fedual run`; their modules have the same names
 EXTRAS = {
@@ -54,12 +55,12 @@ def doctor(as_json: Json = False) -> None:
     checked = findings()
     broken = [finding.name for finding in checked if finding.state == "broken"]
     if as_json:
-        typer.echo(json.dumps({"ok": not broken, "findings": [finding._asdict() for finding in checked]}))
+        echo(json.dumps({"ok": not broken, "findings": [finding._asdict() for finding in checked]}))
     else:
-        marks = {"ok": "[green]✓[/]", "absent": "[yellow]–[/]", "broken": "[red]✗[/]"}
-        show((marks[finding.state], finding.name, escape(finding.text)) for finding in checked)
+        marks = {"ok": Text("✓", "green"), "absent": Text("–", "yellow"), "broken": Text("✗", "red")}
+        show((marks[finding.state], finding.name, finding.text) for finding in checked)
         answer = f"cannot work: {', '.join(broken)}." if broken else "has all that it needs."
-        typer.echo(f"`fedual run` {answer}")
+        echo(f"`fedual run` {answer}")
     if broken:
         raise typer.Exit(1)
 

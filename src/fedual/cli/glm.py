@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from fedual.cli.output import echo
 from fedual.cli.run import Json
 
 Formula = Annotated[str, typer.Argument(help="As in R: 'y ~ age + C(sex) + bs(bmi, df=4)'.", metavar="FORMULA")]
@@ -84,10 +85,10 @@ def glm(
     if out is not None:
         result_folder.prepare(out)
     fit = result_folder.with_errors(fitting.simulate(settings, _sites(tables)), robust)
-    typer.echo(str(fit.summary(level)))
+    echo(str(fit.summary(level)))
     if out is not None:
         result_folder.write(fit, out, level)
-        typer.echo(f"\nwrote {out}/fit.json, figures.json, table.csv, summary.txt and summary.html")
+        echo(f"\nwrote {out}/fit.json, figures.json, table.csv, summary.txt and summary.html")
     if as_json:
         content = {
             "formula": fit.formula, "family": fit.family, "link": fit.link, "event": fit.schema.event, "n": fit.n,
@@ -99,7 +100,7 @@ def glm(
             "separation": fit.separation, "aliased": list(fit.aliased), "warnings": list(fit.warnings),
             "path": None if out is None else str(out),
         }  # fmt: skip
-        typer.echo(json.dumps(without_nan(content)))
+        echo(json.dumps(without_nan(content)))
 
 
 def _sites(tables: list[str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedual.cli.output import echo
 from fedual.errors import DataError, InputError
 
 Folder = Annotated[Path, typer.Argument(metavar="[DIR]", help="A new or empty folder.", show_default="this one")]
@@ -49,12 +50,12 @@ def init(folder: Folder = Path(), flower: Flower = False, glm: Glm = False) -> N
     except OSError as error:
         raise DataError(f"{folder} cannot be written ({error.strerror}): choose another place.") from None
     if flower:
-        typer.echo(f"wrote {folder}/app.py and {folder}/pyproject.toml; see docs/how-to/deploy.md")
+        echo(f"wrote {folder}/app.py and {folder}/pyproject.toml; see docs/how-to/deploy.md")
     elif glm:
-        typer.echo(f"wrote {', '.join(names)} in {folder}; next: put your formula in pyproject.toml; see README.md")
+        echo(f"wrote {', '.join(names)} in {folder}; next: put your formula in pyproject.toml; see README.md")
     else:
-        typer.echo(f"wrote {', '.join(names)} and {len(data)} tables; next:")
-        typer.echo(f"  {'' if folder == Path() else f'cd {folder} && '}fedual run scenario.toml")
+        echo(f"wrote {', '.join(names)} and {len(data)} tables; next:")
+        echo(f"  {'' if folder == Path() else f'cd {folder} && '}fedual run scenario.toml")
 
 
 def tables() -> dict[str, list[list]]:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from fedual.cli.run import Device, Json, show
+from fedual.cli.output import echo, show
+from fedual.cli.run import Device, Json
 from fedual.errors import DataError, InputError
+from fedual.texts import cell
 
 if TYPE_CHECKING:
     from fedual.posterior import Prediction, RegressionPrediction
@@ -83,13 +84,13 @@ def predict(
     if out is not None:
         _write(out, rows)
     if as_json:
-        typer.echo(json.dumps({**told, "warnings": warnings, "predictions": rows}))
+        echo(json.dumps({**told, "warnings": warnings, "predictions": rows}))
         return
-    show((tuple(map(escape, cells(row))) for row in rows[:SHOWN]), *headings)
+    show((cells(row) for row in rows[:SHOWN]), *headings)
     if len(rows) > SHOWN:
-        typer.echo(f"… and {len(rows) - SHOWN} more: {out or '--out FILE.csv'} has all.")
+        echo(f"… and {len(rows) - SHOWN} more: {out or '--out FILE.csv'} has all.")
     for note in [*notes, *_caveats(trained), *warnings]:
-        typer.echo(note)
+        echo(note)
 
 
 def _predicted(
@@ -157,8 +158,8 @@ def _caveats(trained: "FinishedRun") -> list[str]:
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write all rows as CSV, with a column for each class or each output."""
-    flat = [_flat(row) for row in rows]
+    """Write all rows as CSV, with a column for each class or each output; a spreadsheet computes none of its texts."""
+    flat = [{cell(name): cell(value) for name, value in _flat(row).items()} for row in rows]
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(flat[0]))

@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fedual.texts import printable
+
 Callback = Callable[[Any, Mapping[str, Any] | None], None]
 """A callback of `fedual.fit`: called with the run and its last record, which is None before the first round."""
 
@@ -19,7 +21,7 @@ def progress(console: Console | None = None) -> Iterator[Callable[[str, int], Ca
     """
     console = console or Console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TextColumn("{task.fields[figures]}"),
@@ -36,7 +38,7 @@ def progress(console: Console | None = None) -> Iterator[Callable[[str, int], Ca
                 if record is None:
                     for old in bars.task_ids:
                         bars.remove_task(old)
-                    bars.add_task(label, total=rounds, figures="")
+                    bars.add_task(printable(label), total=rounds, figures="")
                     return
                 latest.update({key: record[key] for key in ("accuracy", "nll") if record.get(key) is not None})
                 line, round = bars.tasks[-1], record["round"]

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from fedual.cli.output import echo
+
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of runs.", show_default=False)]
 Out = Annotated[
     Path | None,
@@ -21,9 +23,9 @@ def report(runs: Runs, out: Out = None, show: Open = False) -> None:
     from fedual.report import write
 
     path = write(runs, out)
-    typer.echo(f"wrote {path}")
+    echo(f"wrote {path}")
     if show:
         import webbrowser
 
         if not webbrowser.open(path.resolve().as_uri()):
-            typer.echo(f"There is no browser here: open {path} on another machine.")
+            echo(f"There is no browser here: open {path} on another machine.")

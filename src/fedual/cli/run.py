@@ -3,15 +3,14 @@
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from fedual.cli.output import echo, show
 from fedual.errors import InputError
 
 if TYPE_CHECKING:
@@ -90,11 +89,11 @@ def run(
     path, spent = done.path or folder, times(done.history, seconds)
     parts = f"training {spent['training']:.1f}, evaluation {spent['evaluation']:.1f}"
     parts += f", calibration {spent['calibration']:.1f}" if "calibration" in spent else ""
-    typer.echo(f"{len(done.history)} rounds, {seconds:.1f} s ({parts}), in {path}")
+    echo(f"{len(done.history)} rounds, {seconds:.1f} s ({parts}), in {path}")
     if as_json:
         last = done.history[-1] if done.history else None
         rest = {"rounds": len(done.history), "last": last, "path": str(path), "seconds": seconds, "times": spent}
-        typer.echo(json.dumps(without_nan({"scenario": loaded.name, "method": method, "seed": seed, **rest})))
+        echo(json.dumps(without_nan({"scenario": loaded.name, "method": method, "seed": seed, **rest})))
 
 
 def times(history: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, float]:
@@ -116,7 +115,7 @@ def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]], about: st
     if not history:
         return
     last = history[-1]
-    typer.echo(f"{scenario.title}: {method or scenario.method}, round {last['round']}")
+    echo(f"{scenario.title}: {method or scenario.method}, round {last['round']}")
     headings = {"accuracy": "accuracy", "rmse": "RMSE", "r2": "R²", "loss": "loss", "nll": "NLL", "ece": "ECE"}
     known = [name for name in headings if last.get(name) is not None]
     rows = []
@@ -127,25 +126,16 @@ def report(scenario: "Scenario", history: Sequence[Mapping[str, Any]], about: st
     if rows:
         show(rows, "", *(headings[name] for name in known))
     if about:
-        typer.echo(about)
+        echo(about)
     guessing = math.log(scenario.model.get("outputs", math.inf))
     if "accuracy" in last and last["nll"] > guessing:
-        typer.echo(f"The NLL is above {guessing:.2f}, that of guessing: the run did not converge; try a lower lr.")
+        echo(f"The NLL is above {guessing:.2f}, that of guessing: the run did not converge; try a lower lr.")
     explained = last.get("r2_mc", last.get("r2"))
     if explained is not None and explained <= 0:
-        typer.echo(f"R² is {explained:.2f}: the run predicts worse than the mean; check the scale of the inputs.")
+        echo(f"R² is {explained:.2f}: the run predicts worse than the mean; check the scale of the inputs.")
     refused, shortened = sum(r["refused"] for r in history), sum(r["shortened"] < 1 for r in history)
     if refused or shortened:
-        typer.echo(f"{refused} updates of clients were refused, {shortened} steps of the server shortened.")
-
-
-def show(rows: Iterable[Sequence[str]], *headings: str) -> None:
-    """Print a table on stdout, as wide as needed if stdout is not a terminal."""
-    table = Table(*headings, box=None, pad_edge=False, show_header=bool(headings))
-    for row in rows:
-        table.add_row(*row)
-    console = Console() if Console().is_terminal else Console(width=200)
-    console.print(table)
+        echo(f"{refused} updates of clients were refused, {shortened} steps of the server shortened.")
 
 
 def free(folder: Path) -> Path:

@@ -20,6 +20,7 @@ from fedual.glm.schema import Schema
 from fedual.glm.summary import coefficients
 from fedual.rundir.atomic import store
 from fedual.rundir.jsonable import without_nan
+from fedual.texts import cell
 
 if TYPE_CHECKING:
     import xarray
@@ -38,8 +39,8 @@ AS_THEY_ARE = (
 
 
 def to_csv(fit: Figures, path: str | os.PathLike[str], level: float) -> None:
-    """Write the table of coefficients with all its digits."""
-    content = table(fit, level).to_csv(float_format=lambda value: repr(float(value)), lineterminator="\n")
+    """Write the table of coefficients with all its digits; a spreadsheet computes none of its texts."""
+    content = table(fit, level).rename(index=cell).to_csv(float_format=lambda x: repr(float(x)), lineterminator="\n")
     store(Path(path), content.encode())
 
 

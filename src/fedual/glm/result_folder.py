@@ -15,6 +15,7 @@ from pathlib import Path
 from fedual.errors import InputError, hint
 from fedual.glm.result import Fit
 from fedual.rundir.atomic import store, writing
+from fedual.texts import printable_lines
 
 ROBUST = ("none", "hc0", "cluster")
 
@@ -48,5 +49,5 @@ def write(fit: Fit, folder: Path, level: float = 0.95) -> None:
     fit.save(folder / "fit.json")
     fit.to_json(folder / "figures.json", level)
     fit.to_csv(folder / "table.csv", level)
-    store(folder / "summary.txt", f"{summary}\n".encode())
+    store(folder / "summary.txt", f"{printable_lines(summary)}\n".encode())
     store(folder / "summary.html", f"{page}\n".encode())

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedual.errors import InputError
+from fedual.parsing import SETTINGS, parsing, read_bytes, require_depth
 from fedual.scenarios import schema
 from fedual.scenarios.schema import Keys, check_table, check_type, known
 
@@ -129,12 +130,10 @@ def read(name_or_path: str | os.PathLike[str]) -> tuple[str, Table]:
     else:
         known("scenario", given, names(), "SCENARIO")
         path, name = files("fedual.scenarios") / f"{given}.toml", given
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{given}: the scenario file cannot be read ({error.strerror}): check its path.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{given}: this is no TOML ({error}): correct the file.") from None
+    with parsing(f"{given}: the scenario file", "is no TOML", "correct the file", InputError):
+        content = read_bytes(path, SETTINGS) if isinstance(path, Path) else path.read_bytes()
+        document = tomllib.loads(content.decode())
+        require_depth(document)
     schema.check_file(document, f"scenario {name}")
     return name, document
 

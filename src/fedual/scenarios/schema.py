@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_origin
 
 from fedual.errors import InputError, hint
+from fedual.parsing import parsing, require_depth
 
 Table = Mapping[str, Any]
 Keys = Mapping[str, type | None]
@@ -31,6 +32,8 @@ SPLITS = {
     "column": ("column",),
 }
 """The kinds of split, and the settings of each besides the number of clients."""
+LARGEST = 2**63 - 1
+"""The largest whole number, that of 64 bits with a sign: others do not fit into a tensor."""
 NATURAL = ("sites", "column")
 """The kinds whose clients are in the data."""
 REQUIRED = {"data": (SOURCES,), "split": (("kind",),), "model": (("name", "function"),), "train": (("rounds",),)}
@@ -144,8 +147,11 @@ def check_table(table: str, values: Table, keys: Keys, where: str) -> None:
 
 def check_type(key: str, value: Any, kind: type | None, where: str) -> None:
     """Refuse a value of another type than `kind` (None: any), NaN and ∞; whole numbers are accepted as floats."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"{where}: {key} = {value}: it must be a finite number.")
+    for number in value if isinstance(value, list) else [value]:
+        if isinstance(number, float) and not math.isfinite(number):
+            raise InputError(f"{where}: {key} = {value}: it must be a finite number.")
+        if isinstance(number, int) and not -LARGEST <= number <= LARGEST:
+            raise InputError(f"{where}: {key} has a number of {len(str(number))} digits: give one of at most 64 bits.")
     if kind is None:
         return
     fits = isinstance(value, int | float if kind is float else kind)
@@ -171,8 +177,10 @@ def parse_setting(text: str) -> tuple[str, Any]:
     key, equals, value = (part.strip() for part in text.partition("="))
     if not (key and equals and value):
         raise InputError(f"{text!r}: give a setting as key=value, e.g. lr=0.01 or train.batch_size=16.")
-    try:
-        parsed = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
-        return key, value
+    with parsing(f"{key}:", "its value is no TOML", "give a number, a text or a short list", InputError):
+        try:
+            parsed = tomllib.loads(f"value = {value}")
+        except tomllib.TOMLDecodeError:
+            return key, value
+        require_depth(parsed)
     return key, parsed["value"] if len(parsed) == 1 else value
