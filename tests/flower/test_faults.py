@@ -102,7 +102,7 @@ def test_a_client_that_raises_before_or_after_its_save(sites, monkeypatch, momen
     monkeypatch.setattr(Vault, "put", failing)
     sites.run(ROUNDS, between)
     assert sites.counted == everybody_but()
-    assert "its app failed (out of luck)" in left_out(sites, BAD)["1"]
+    assert left_out(sites, BAD)["1"] == "its SuperNode's log shows why (RuntimeError)"
     sites.agrees()
 
 
@@ -132,7 +132,7 @@ def test_a_client_that_is_killed_while_it_saves(sites, monkeypatch, moment):
     sites.agrees()
 
 
-def test_a_full_disk_at_a_client(sites, monkeypatch):
+def test_a_full_disk_at_a_client(sites, monkeypatch, caplog):
     write, bad = atomic.write, []
 
     def full(path, content, mode):
@@ -150,7 +150,8 @@ def test_a_full_disk_at_a_client(sites, monkeypatch):
     monkeypatch.setattr(atomic, "write", full)
     sites.run(ROUNDS, between)
     assert sites.counted == everybody_but()
-    assert "No space left on device" in left_out(sites, BAD)["1"]
+    assert left_out(sites, BAD)["1"] == "its SuperNode's log shows why (DataError)"
+    assert "No space left on device" in caplog.text
     sites.agrees()
 
 

@@ -33,7 +33,7 @@ def frozen(value: float) -> nn.Module:
     return model
 
 
-DATA = {"data": lambda node: (torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))}
+DATA = {"data": lambda node: (torch.zeros(5, 3), torch.zeros(5, dtype=torch.long))}
 ends_in = lambda last: lambda: nn.Sequential(nn.Linear(3, 2), last)
 OTHERS = {  # what a site has, what the server has: a model, and settings
     "layout": (lambda: nn.Linear(3, 2), {}, small, {}, "its model is .*, the server's "),
@@ -57,9 +57,9 @@ def test_a_site_that_differs_is_turned_away_by_name(tmp_path, what):
 
 
 def test_a_site_with_another_version_of_fedual_is_turned_away(sites, monkeypatch):
-    monkeypatch.setattr("fedual.flower.client.__version__", "0.0.1")
+    monkeypatch.setattr("fedual.flower.facts.__version__", "0.0.1")
     server = sites.server(1)
-    monkeypatch.setattr("fedual.flower.client.__version__", "0.0.2")
+    monkeypatch.setattr("fedual.flower.facts.__version__", "0.0.2")
     with pytest.raises(FedualError, match=r"its fedual is 0\.0\.2, the server's 0\.0\.1"):
         server.start(sites.grid)  # type: ignore[arg-type]
 
@@ -126,7 +126,7 @@ def test_a_site_whose_app_fails_at_the_handshake_is_named_and_asked_again(sites,
         return answer()
 
     sites.run(6, between)
-    assert "client at node 101 was turned away: its app failed (This SuperNode has no name" in caplog.text
+    assert "client at node 101 was turned away: This SuperNode has no name" in caplog.text
     assert sites.counted[0] == ["0", "2"]
     assert sites.counted[-1] == ["0", "2", "1"]  # by their numbers: it came last
     sites.agrees()

@@ -295,8 +295,8 @@ DAMAGED = {  # what a message of the server is changed to, and what its site say
     "a text as the round": ({"round": "three"}, "round = 'three': it must be a whole number"),
     "no nonce": ({"nonce": None}, "message cannot be read"),
     "a nonce that cannot be compared": ({"nonce": lambda nonce: f"{nonce}.x"}, "its nonce is damaged"),
-    "an ack of nobody": ({"ack": "made.1.1"}, "the server counted round made.1.1 last"),
-    "another payload": ({"payload": "zip"}, "The kind of payload is 'zip'"),
+    "an ack of nobody": ({"ack": "made.1.1"}, "no state of round made.1.1, which the server counted"),
+    "another payload": ({"payload": "zip"}, "its payload is 'zip'"),
     "no waiting time": ({"wait": "long"}, "message cannot be read"),
 }
 

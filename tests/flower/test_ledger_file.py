@@ -81,5 +81,5 @@ def test_ledger_and_vaults_are_their_owners_alone_in_folders_that_were_there(tmp
     finally:
         os.umask(before)
     files = [path_of(sites), *(path for k in range(3) for path in (tmp_path / f"site{k}").iterdir())]
-    assert {file.suffix for file in files} == {".safetensors", ".lock", ".pem"}
+    assert {file.suffix for file in files} == {".safetensors", ".lock", ".pem", ".json"}
     assert {oct(file.stat().st_mode & 0o777) for file in files} == {"0o600"}

@@ -81,12 +81,13 @@ def test_figures_at_the_sites_are_weighted_by_their_examples(sites, schedule):
 
 
 def test_a_site_that_cannot_evaluate_is_left_out_of_the_figures(sites, caplog):
-    app = client_app(model, lambda node: examples(10, 0), test=lambda node: (normal((3, 6), 0), torch.zeros(2)))
+    app = client_app(model, lambda node: examples(10, 0), test=lambda node: (normal((6, 6), 0), torch.zeros(5)))
     sites.grid.apps[101] = app, sites.grid.apps[101][1]
     server = sites.run(1, **network(evaluate_clients=True))
     assert server.history[0]["counted"] == 3
     assert "accuracy_clients" in server.history[0]
-    assert "client 1 did not evaluate: 3 test inputs have 2 labels" in caplog.text
+    assert "client 1 did not evaluate: its SuperNode's log shows why (InputError)" in caplog.text
+    assert "6 test inputs have 5 labels" in caplog.text  # in the site's own log
 
 
 def test_the_posterior_is_written_and_predicts(sites):
@@ -275,10 +276,10 @@ def test_an_app_needs_a_model_with_data_or_losses():
             client_app(**given)
 
 
-def test_labels_that_the_network_does_not_have_are_refused_by_their_site(sites):
-    bad = client_app(model, lambda node: (normal((4, 6), 0), torch.tensor([0, 1, 2, 3])), device="cpu")
+def test_labels_that_the_network_does_not_have_are_refused_by_their_site(sites, caplog):
+    bad = client_app(model, lambda node: (normal((5, 6), 0), torch.tensor([0, 1, 2, 3, 0])), device="cpu")
     sites.grid.apps[101] = bad, sites.grid.apps[101][1]
     server = sites.run(1, **network(policy=Policy(min_clients=3)))
     assert server.history[0]["clients"] == ["0", "2"]
-    assert "3" in server.history[0]["left_out"]["1"]
-    assert "label" in server.history[0]["left_out"]["1"]
+    assert server.history[0]["left_out"]["1"] == "its SuperNode's log shows why (InputError)"  # not which label it has
+    assert "has the label 3, but the network has 3 outputs" in caplog.text

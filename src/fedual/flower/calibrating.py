@@ -22,6 +22,8 @@ from fedual.calibration import FOLDS, HANDED_OVER, Calibration, Fold, Grid, Trai
 from fedual.errors import FedualError, InputError, require_count, require_positive
 from fedual.families import Gaussian, check
 from fedual.flower import wire
+from fedual.flower.limits import Limits
+from fedual.flower.refusal import Refusal
 from fedual.flower.replies import by_client
 from fedual.networks import Clients, Draws, Network
 from fedual.parts import decode, encode
@@ -130,18 +132,23 @@ def _table(message: Message, nonce: str, grid: Grid) -> Tensor:
     return found
 
 
-def fold_of(config: Mapping[str, Any]) -> Fold | None:
+def fold_of(config: Mapping[str, Any], limits: Limits) -> Fold | None:
     """What a message asks a site to leave out of training; None if nothing."""
     if config.get("fold") is None:
         return None
     number, of = json.loads(config["fold"])
     if require_count("number", number, 0) >= require_count("of", of, 2):
         raise ValueError(f"part {number} of {of}")
+    limits.fold(of)
     return Fold(number, of)
 
 
 def answer(
-    config: Mapping[str, Any], tensors: Mapping[str, Tensor], network: Network, draws: Callable[[int, int], Draws]
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    network: Network,
+    draws: Callable[[int, int], Draws],
+    limits: Limits,
 ) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
     """A site's reply, from its examples; what cannot be read of the message raises now.
 
@@ -150,22 +157,26 @@ def answer(
         tensors: Its tensors, on the network's device.
         network: The site's network.
         draws: The site's random draws, from the run's seed and the site's number.
+        limits: Of the site.
     """
-    family, fold = decode(json.loads(config["family"])), fold_of(config)
+    family, fold = decode(json.loads(config["family"])), fold_of(config, limits)
     if not isinstance(family, Gaussian) or fold is None:
         raise TypeError("the family is not Gaussian, or nothing was left out")
     require_positive("tau", config["tau"])
     seed, samples, at = json.loads(config["draws"])
     grid = Grid(*map(tuple, json.loads(config["grid"])))
+    limits.draws(len(grid.temperatures), 1)
     trained = Trained(network, family, tensors["lam_g"], tensors["prior"], config["tau"])
     for lam in (trained.lam, trained.prior):
         check(family, lam, "The server's λ")
     own = draws(seed, require_count("number", config["number"], 0))
 
     def reply(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        limits.draws(samples, len(x))
+        limits.draws(len(grid.widths), samples * len(x))
         clients, held = hold_out(Clients(x, y, [torch.arange(len(x))]), fold, own)
         if not (found := tables(trained, grid, clients, held, samples, at)):
-            raise InputError(f"A site with {len(x)} examples holds none out.")
+            raise Refusal(f"A site with {len(x)} examples holds none out.")
         return {"table": found[0]}
 
     return reply

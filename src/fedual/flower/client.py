@@ -1,12 +1,10 @@
 """The app of a site: the user provides the model and the site's data, fedual answers the server's messages."""
 
-import hashlib
 import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,14 +15,17 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedual._version import __version__
 from fedual.algorithm import Broadcast, Method
 from fedual.algorithm.round import first_lam
 from fedual.calibration import hold_out
-from fedual.errors import FedualError, InputError, require_count
+from fedual.errors import InputError, require_count
 from fedual.families import Family, Gaussian, check
 from fedual.flower import calibrating, wire
+from fedual.flower.facts import shared_facts, standardises
 from fedual.flower.identity import NETWORKS, identity
+from fedual.flower.limits import LONGEST_NAME, Limits, count, timed
+from fedual.flower.payload import KINDS
+from fedual.flower.refusal import Refusal, reading, words
 from fedual.flower.site import Request, Site
 from fedual.flower.vault import StateLost
 from fedual.metrics import evaluate, residual_squares
@@ -49,6 +50,7 @@ def client_app(
     loss: str | Callable[[Tensor, Tensor], Tensor] = "cross_entropy",
     about: Mapping[str, str] | None = None,
     device: str | None = None,
+    limits: Limits | None = Limits(),
 ) -> ClientApp:
     """The app that every site runs: with `model` and `data`, or with `losses` for problems that are not networks.
 
@@ -67,9 +69,11 @@ def client_app(
         loss: As in `fedual.fit`.
         about: Facts that all sites and the server must agree on, e.g. `{"labels": "cat,dog", "pixels": "0…1"}`.
         device: The device to train on; by default a GPU if there is one.
+        limits: What the server may ask of this site; None is no limit.
     """
     if (losses is None) == (model is None or data is None):
         raise InputError("client_app needs a model and data, or losses.")
+    allowed = limits or Limits.none()
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
     @cache
@@ -94,7 +98,9 @@ def client_app(
     def examples(context: Context, source: Data | None = None) -> tuple[Tensor, Tensor]:
         source = source or data
         assert source is not None
-        return load(source, json.dumps(dict(context.node_config), sort_keys=True))
+        found = load(source, json.dumps(dict(context.node_config), sort_keys=True))
+        allowed.data(len(found[0]))
+        return found
 
     @cache
     def facts() -> dict[str, str]:
@@ -104,10 +110,12 @@ def client_app(
         began = time.perf_counter()
         with reading():
             tensors = {key: value.to(place) for key, value in wire.tensors_of(message.content).items()}
+            allowed.method(json.loads(config["method"]))
             method, round = parse_method(config["method"]), require_count("round", config["round"], 0)
             training = json.loads(config["train"])
             seed, request = training.pop("seed"), request_of(config)
-            local, fold = LocalTraining.from_dict(training), calibrating.fold_of(config)
+            local, fold = LocalTraining.from_dict(training), calibrating.fold_of(config, allowed)
+            allowed.training(local)
             lam_g, start = tensors["lam_g"], tensors.get("start")
             mine = None if model is None else in_unit(config.get("targets"))
             if model is not None and lam_g.shape[-1] != network().dim:
@@ -118,8 +126,9 @@ def client_app(
 
         def loss_of(number: int) -> Any:
             if losses is not None:
-                return losses(dict(context.node_config))
+                return timed(losses(dict(context.node_config)), allowed.seconds)
             x, y = examples(context)
+            allowed.work(local, len(x))
             assert mine is not None
             own, draws = Clients(x, y, [torch.arange(len(x))]), SiteDraws(seed, local.noise, local.order, number)
             batches = Minibatches(
@@ -133,9 +142,11 @@ def client_app(
                 round=round,
             )
             check_data(batches)
-            return batches
+            return timed(batches, allowed.seconds)
 
-        answer = Site(client_id(context), loss_of, state_folder(context)).train(method, broadcast, first, request)
+        client, folder = client_id(context), state_folder(context)
+        count(folder, client, request.experiment, allowed, is_round=True)
+        answer = Site(client, loss_of, folder, allowed).train(method, broadcast, first, request)
         figures = {"num-examples": answer.examples, "seconds": time.perf_counter() - began, **answer.guards._asdict()}
         return answer.tensors, {}, figures
 
@@ -144,21 +155,25 @@ def client_app(
         if config.get("action") == "share":
             with reading():
                 request = request_of(config)
-            return {"eta": Site(client, lambda number: None, folder).share(request)}, {}, {}
+            count(folder, client, request.experiment, allowed, is_round=False)
+            return {"eta": Site(client, lambda number: None, folder, allowed).share(request)}, {}, {}
         if config.get("action") == "residuals":
             with reading():
                 lam_g = wire.tensors_of(message.content)["lam_g"].to(place)
                 mean = decode(json.loads(config["family"])).mean(lam_g)
-                mine = in_unit(config["targets"])
+                mine, experiment = in_unit(config["targets"]), experiment_of(config)
+            count(folder, client, experiment, allowed, is_round=False)
             return {"squares": residual_squares(mine, mean, *examples(context))}, {}, {}
         if config.get("action") == "calibrate":
             with reading():
                 tensors = {key: value.to(place) for key, value in wire.tensors_of(message.content).items()}
                 draws = lambda seed, number: SiteDraws(seed, number=number)
-                reply = calibrating.answer(config, tensors, network(), draws)
+                reply = calibrating.answer(config, tensors, network(), draws, allowed)
+                experiment = experiment_of(config)
+            count(folder, client, experiment, allowed, is_round=False)
             return reply(*examples(context)), {}, {}
         with reading():
-            challenge, experiment = str(config["nonce"]), str(config["experiment"])
+            challenge, experiment = str(config["nonce"]), experiment_of(config)
         site = identity(folder, client)
         signature = site.sign(NETWORKS, challenge, experiment, client, message.metadata.dst_node_id)
         own_losses = None if losses is None else losses(dict(context.node_config))
@@ -176,48 +191,43 @@ def client_app(
             if not isinstance(family, Gaussian):
                 raise TypeError("the family is not Gaussian")
             check(family, lam_g, "The server's λ_g")
-            mine = in_unit(config.get("targets"))
+            mine, experiment = in_unit(config.get("targets")), experiment_of(config)
+        count(state_folder(context), client_id(context), experiment, allowed, is_round=False)
         x, y = examples(context, test)
+        allowed.draws(samples, len(x))
         figures = evaluate(mine, family, lam_g, (x, y), transform=mine.inputs, loss=loss, samples=samples)
         return {}, {}, {"num-examples": len(x), **figures}
 
+    prepare = network if model is not None else lambda: None
     app = ClientApp()
-    app.train()(answering(train))
-    app.query()(answering(query))
-    app.evaluate()(answering(judge))
+    app.train()(answering(train, prepare))
+    app.query()(answering(query, prepare))
+    app.evaluate()(answering(judge, prepare))
     return app
 
 
 def answering(
-    respond: Callable[[Mapping[str, Any], Message, Context], Content],
+    respond: Callable[[Mapping[str, Any], Message, Context], Content], prepare: Callable[[], Any]
 ) -> Callable[[Message, Context], Message]:
-    """A handler of Flower's messages that answers an error of fedual's with a refusal instead of a traceback."""
+    """A handler of Flower's messages that answers any error with a refusal that discloses nothing of the site.
+
+    `prepare` does what does not depend on the message; its errors are the site's own.
+    """
 
     def handle(message: Message, context: Context) -> Message:
         config = wire.config_of(message.content)
-        envelope = {"client": client_id(context), "nonce": config.get("nonce"), "payload": config.get("payload")}
+        envelope: dict[str, Any] = {"nonce": config.get("nonce"), "payload": config.get("payload")}
         try:
+            envelope["client"] = client_id(context)
+            prepare()
             tensors, own, figures = respond(config, message, context)
             content = wire.pack(tensors, {**envelope, **own}, figures)
-        except FedualError as error:
-            content = wire.pack({}, envelope | {"refusal": str(error), "lost": isinstance(error, StateLost)})
+        except Exception as error:  # its text may quote the site's data or files
+            why = {"refusal": words(envelope.get("client", "?"), error), "lost": isinstance(error, StateLost)}
+            content = wire.pack({}, envelope | why)
         return Message(content, reply_to=message)
 
     return handle
-
-
-@contextmanager
-def reading() -> Iterator[None]:
-    """Refuse a damaged message in one sentence, whatever its parser raises; nothing has been stored at that point."""
-    try:
-        yield
-    except FedualError:
-        raise
-    except Exception as error:
-        what = f"{type(error).__name__}: {wire.brief(error)}"
-        raise InputError(
-            f"The server's message cannot be read ({what}): run the same version of fedual at the server and all sites."
-        ) from None
 
 
 def parse_method(text: str) -> Method:
@@ -228,38 +238,23 @@ def parse_method(text: str) -> Method:
     return method
 
 
+def experiment_of(config: Mapping[str, Any]) -> str:
+    """The experiment that a message names."""
+    name = config["experiment"]
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
+        raise ValueError(f"its experiment is no text of 1 to {LONGEST_NAME} letters")
+    return name
+
+
 def request_of(config: Mapping[str, Any]) -> Request:
     """What the server asks of this client."""
     nonce, ack = str(config["nonce"]), config.get("ack")
     if not re.fullmatch(r"\w+(\.\d+\.\d+)?", nonce):
         raise ValueError("its nonce is damaged")
     number, wait = require_count("number", config["number"], 0), float(config["wait"])
-    payload = str(config.get("payload", "full"))
-    return Request(config["experiment"], nonce, None if ack is None else str(ack), number, payload, wait)
-
-
-def standardises(network: Network | None, loss: str | Callable[..., Any]) -> bool:
-    """True if sites give sums of their targets when they join."""
-    return loss == "mse" and network is not None and network.targets is None
-
-
-def shared_facts(
-    network: Network | None, loss: str | Callable[..., Any], about: Mapping[str, str] | None
-) -> dict[str, str]:
-    """What the server and all sites must agree on, by name."""
-    facts = {**{key: str(value) for key, value in (about or {}).items()}, "fedual": __version__}
-    if network is not None:
-        layout = [(name, tuple(shape)) for name, shape in zip(network.names, network.shapes, strict=True)]
-        frozen = network.state_dict(network.initial())
-        digest = hashlib.sha256(f"{layout} {network.dtype} {network.model}".encode())
-        for key in sorted(frozen.keys() - set(network.names)):
-            digest.update(key.encode() + frozen[key].cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        facts["model"] = digest.hexdigest()[:16]
-        facts["loss"] = loss if isinstance(loss, str) else getattr(loss, "__qualname__", type(loss).__name__)
-        facts["scale"] = str(None if network.scale is None else float(network.scale))
-        if network.targets is not None:
-            facts["targets"] = json.dumps(network.targets.to_dict())
-    return facts
+    if (payload := str(config.get("payload", "full"))) not in KINDS:
+        raise ValueError(f"its payload is {payload!r}")
+    return Request(experiment_of(config), nonce, None if ack is None else str(ack), number, payload, wait)
 
 
 @dataclass(frozen=True)
@@ -293,7 +288,7 @@ def client_id(context: Context) -> str:
     """The client's id from the node's configuration."""
     name = context.node_config.get("client-id", context.node_config.get("partition-id"))
     if name is None:
-        raise InputError("This SuperNode has no name: start it with --node-config 'client-id=\"north\"'.")
+        raise Refusal("This SuperNode has no name: start it with --node-config 'client-id=\"north\"'.")
     return str(name)
 
 

@@ -138,7 +138,7 @@ def simulate(
         examples = Path(home) / "examples.safetensors"
         save_file(_examples(clients), examples)
         site = lambda node: _site(examples, int(node["partition-id"]))
-        make = lambda: client_app(model, site, loss=loss, device=device)
+        make = lambda: client_app(model, site, loss=loss, device=device, limits=None)
         app = Portable(str(examples), make)
         os.environ |= {**QUIET, "FLWR_HOME": home, "FEDUAL_STATE": str(folder / "clients")}
         try:

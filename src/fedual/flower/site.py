@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from fedual.algorithm import Broadcast, ClientState, Guards, Method, Natural, Zero, client_init, client_step
-from fedual.errors import DomainError, InputError
+from fedual.errors import DomainError
+from fedual.flower.limits import Limits
 from fedual.flower.payload import encode
+from fedual.flower.refusal import Refusal
 from fedual.flower.vault import Rows, opened
 
 
@@ -50,11 +52,13 @@ class Site:
         client: Its id, the same in every run.
         losses: A function from the client's number to its loss ℓ_k, a stack of one.
         folder: The folder that keeps its state.
+        limits: What the server may ask of it.
     """
 
     client: str
     losses: Callable[[int], Any]
     folder: Path
+    limits: Limits = Limits()
 
     def train(self, method: Method, broadcast: Broadcast, first: Tensor, request: Request) -> Answer:
         """Run lines 1 and 2, and keep the new state as pending.
@@ -68,16 +72,18 @@ class Site:
         Raises:
             StateLost: The state here is not the one that the server counted.
             DomainError: The update left the domain.
-            InputError: A later message was already answered.
+            Refusal: A later message was already answered.
         """
         fresh = {name: value[0] for name, value in client_init(method, first).rows().items()}
         if request.payload != "full":
             fresh[FEEDBACK] = torch.zeros_like(broadcast.lam_g)
         if not fresh:  # FedAvg and FedProx keep nothing
             return self._solve(method, broadcast, request, fresh)[0]
+        # the file that replaces the vault has two copies of the rows
+        self.limits.room(self.folder, 2 * sum(value.nbytes for value in fresh.values()))
         with opened(self.folder, request.experiment, self.client, request.wait) as vault:
             if vault.answered is not None and overtaken(request.nonce, vault.answered):
-                raise InputError(f"Client {self.client} has answered a later message than {request.nonce}: ignore it.")
+                raise Refusal(f"Client {self.client} has answered a later message than {request.nonce}: ignore it.")
             rows = vault.settle(request.ack)
             answer, kept = self._solve(method, broadcast, request, fresh | (rows or {}))
             vault.put(request.nonce, kept)
@@ -88,7 +94,7 @@ class Site:
         with opened(self.folder, request.experiment, self.client, request.wait) as vault:
             rows = vault.settle(request.ack)
         if rows is None or "eta" not in rows:
-            raise InputError(f"Client {self.client} has no dual in round {request.ack}: leave it out.")
+            raise Refusal(f"Client {self.client} has no dual in round {request.ack}: leave it out.")
         return rows["eta"]
 
     def _solve(self, method: Method, broadcast: Broadcast, request: Request, rows: Rows) -> tuple[Answer, Rows]:

@@ -20,7 +20,7 @@ from fedual.defaults import Federation, resolve, resolve_training
 from fedual.errors import DivergedError, FedualError, InputError, require_count
 from fedual.families import Gaussian, is_point
 from fedual.flower import calibrating, run_folder, wire
-from fedual.flower.client import shared_facts, standardises
+from fedual.flower.facts import shared_facts, standardises
 from fedual.flower.ledger import Ledger, Reply
 from fedual.flower.readmission import recount
 from fedual.flower.replies import averaged, by_client, reply_of

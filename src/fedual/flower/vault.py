@@ -16,7 +16,6 @@ and a JSON text in its metadata.
 import hashlib
 import json
 import re
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedual.errors import DataError, FedualError, InputError
+from fedual.errors import DataError, InputError
+from fedual.flower.refusal import Refusal
 from fedual.rundir.atomic import PRIVATE, make_private, store
 from fedual.rundir.checksum import parse, seal, verify
 from fedual.rundir.locking import locked
@@ -36,7 +36,7 @@ FORMAT = "fedual-vault-1"
 REMEDY = "re-admit this client at the server (docs/how-to/deploy.md)"
 
 
-class StateLost(FedualError):
+class StateLost(Refusal):
     """A client no longer has its rows of the last round that counted; going on from other rows would corrupt Σ η."""
 
 
@@ -67,7 +67,7 @@ def opened(folder: Path, experiment: str, client: str, wait: float = 60.0) -> It
             raise InputError(f"{name} = {value!r}: it must be a text that is not empty.")
     if not wait >= 0:
         raise InputError(f"wait = {wait!r}: it must be a number of seconds, at least 0.")
-    # private, because a dual discloses something of the site's data and the secret proves the site's identity
+    # private, because a dual discloses something of the site's data
     make_private(folder)
     path = folder / f"{file_name(f'{experiment}-{client}', json.dumps([experiment, client]))}.safetensors"
     with locked(path.with_suffix(".lock"), wait):
@@ -77,11 +77,8 @@ def opened(folder: Path, experiment: str, client: str, wait: float = 60.0) -> It
 class Vault:
     """A client's rows of the last round that counted and of the last round that it answered; made by `opened`.
 
-    Attributes:
-        secret: Random and made with the file: it proves that this site had this client id before.
+    There is a file once there is something to keep.
     """
-
-    secret: str
 
     def __init__(self, path: Path, experiment: str, client: str):
         self._path = path
@@ -93,8 +90,7 @@ class Vault:
         try:
             content = path.read_bytes()
         except FileNotFoundError:
-            self.secret = secrets.token_hex(32)
-            self._write(None, None)
+            pass
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror}): allow reading it, then resume.") from error
         else:
@@ -120,8 +116,9 @@ class Vault:
         copies = {copy.nonce: copy for copy in (self._committed, self._pending) if copy is not None}
         if ack is not None and ack not in copies:
             raise StateLost(
-                f"Client {self._identity['client']!r}: the server counted round {ack} last, and the rounds in "
-                f"{self._path} are: {' and '.join(copies) or 'none'}; {REMEDY}."
+                f"Client {self._identity['client']!r} has no state of round {ack}, which the server counted last: "
+                f"{REMEDY}.",
+                f"the rounds in {self._path} are: {' and '.join(copies) or 'none'}",
             )
         # both copies stay in memory, because they stay on disk if `put` fails
         self._base = None if ack is None else copies[ack]
@@ -155,18 +152,25 @@ class Vault:
         copies = {"committed": committed, "pending": pending}
         nonces = {name: copy and copy.nonce for name, copy in copies.items()}
         tensors = {f"{name}.{key}": value for name, copy in copies.items() if copy for key, value in copy.rows.items()}
-        content = seal(tensors, {"vault": json.dumps({**self._identity, "secret": self.secret, **nonces})})
+        content = seal(tensors, {"vault": json.dumps({**self._identity, **nonces})})
         store(self._path, content, mode=PRIVATE)
 
     def _read(self, content: bytes) -> None:
         if not verify(content):
-            raise StateLost(f"{self._path} is damaged, or no file of fedual's: remove it and {REMEDY}.")
+            raise StateLost(
+                f"The state of client {self._identity['client']!r} is damaged, or no file of fedual's: remove it and "
+                f"{REMEDY}.",
+                f"it is {self._path}",
+            )
         metadata, tensors = parse(content)
         about = json.loads(metadata["vault"])
         identity = {name: about.get(name) for name in self._identity}
         if identity != self._identity:
-            raise StateLost(f"{self._path} belongs to {identity}, not to {self._identity}: remove it and {REMEDY}.")
-        self.secret = about["secret"]
+            raise StateLost(
+                f"The state of client {self._identity['client']!r} belongs to another client or version: remove it and "
+                f"{REMEDY}.",
+                f"{self._path} belongs to {identity}, not to {self._identity}",
+            )
         under = lambda prefix: {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
         self._committed, self._pending = (
             None if about[name] is None else Copy(about[name], under(f"{name}.")) for name in ("committed", "pending")
