@@ -291,7 +291,7 @@ def test_a_file_is_replaced_as_a_whole_or_stays(tmp_path: Path, monkeypatch):
     make().save(path)
     before = path.read_bytes()
 
-    def full(path: Path, content: bytes) -> None:
+    def full(path: Path, content: bytes, mode: int) -> None:
         with path.open("wb") as file:
             file.write(content[:10])
         raise OSError(28, "No space left on device")

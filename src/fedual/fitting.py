@@ -29,11 +29,13 @@ from fedual.networks.targets import Targets
 from fedual.progress import watchers
 from fedual.run import Callback, Folder, Run, run_rounds
 from fedual.rundir import RunDirectory, artifacts
+from fedual.rundir.locking import alone_in_out
 from fedual.rundir.old_config import CONFIG_VERSION
 from fedual.settings import FREE, Evaluation, Execution, LocalTraining
 from fedual.solvers import Laplace, Newton, Stepper
 
 
+@alone_in_out
 def fit(
     model: nn.Module | Network,
     clients: Sequence[Any] | Clients,
@@ -73,7 +75,8 @@ def fit(
         local: What clients do in a round.
         execution: How the run is computed.
         evaluation: How it is evaluated.
-        out: A folder for config, metrics, checkpoint and posterior; nothing is written without one.
+        out: A folder for config, metrics, checkpoint and posterior, for one run at a time; nothing is written without
+            one.
         resume: Continue the run in `out`, if there is one.
         callbacks: Functions (run, record), called before the first round with None and after every round. A callback
             that is also a context manager is entered before training and left when the run ends, also by an error.

@@ -127,7 +127,7 @@ MISTAKES = {
     "unknown errors": ([FORMULA, *FILES, "--robust", "hc3"], "robust = 'hc3': did you mean 'hc0'"),
     "levels without a name": ([FORMULA, *FILES, "--levels", "male,female"], "levels = 'male,female': name a variable"),
     "levels that are not all": ([FORMULA, *FILES, "--levels", "sex=male"], "sex"),
-    "an out that is a file": ([FORMULA, *FILES, "--out", "north.csv"], "north.csv cannot be written"),
+    "an out that is a file": ([FORMULA, *FILES, "--out", "north.csv"], "north.csv is a file"),
 }
 
 

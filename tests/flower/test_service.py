@@ -194,7 +194,7 @@ def test_two_servers_in_one_folder_are_refused_and_the_first_is_not_disturbed(tm
     first = sites.server(2)
     with run_folder.opened(sites.out, first.config, first.ledger):
         before = {path.name: path.read_bytes() for path in sites.out.iterdir()}
-        with pytest.raises(InputError, match="is in use by another server: stop it first"):
+        with pytest.raises(InputError, match="is in use by process"):
             sites.run(9)
         assert {path.name: path.read_bytes() for path in sites.out.iterdir()} == before
     sites.run(9)

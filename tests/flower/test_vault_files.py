@@ -279,7 +279,9 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pyt
         real(handle, operation)
 
     monkeypatch.setattr(locking.fcntl, "flock", fail)
-    with pytest.raises(DataError, match=r"\.lock cannot be written \(No locks available\)"):
+    with pytest.raises(
+        DataError, match=r"\.lock cannot be locked \(No locks available\): its file system has no locks"
+    ):
         read(tmp_path, None)
 
 

@@ -46,6 +46,7 @@ def compare(
     from fedual.comparison import table
     from fedual.rundir.atomic import replace, writing
     from fedual.rundir.jsonable import without_nan
+    from fedual.rundir.locking import in_use
     from fedual.scenarios import load
     from fedual.scenarios.sweep import compare as run_sweep
 
@@ -55,18 +56,15 @@ def compare(
     numbers = _numbers(seeds)
     folder = out or free(Path("runs") / f"{Path(scenario).stem}-compare")
     path = folder / "compare.json"
-    if path.exists():
-        raise InputError(f"{path} is the result of another comparison: name another folder with --out.")
-
-    with writing(path, 0, "nothing was run"):  # refused before the first trial
-        folder.mkdir(parents=True, exist_ok=True)
 
     def save(report: Mapping[str, Any]) -> None:
         content = json.dumps(without_nan(report), indent=1).encode()
         with writing(path, len(content), "the last report is intact"):
             replace(path, content)
 
-    with progress() as watch:
+    with in_use(folder), progress() as watch:  # refused before the first trial
+        if path.exists():
+            raise InputError(f"{path} is the result of another comparison: name another folder with --out.")
         calls: dict[str, Any] = {"changed": save, "watch": lambda label, rounds: [watch(label, rounds)]}
         options = {"root": root, "device": device, "engine": engine}
         report = run_sweep(scenarios, numbers, sweep=sweep, out=folder, **calls, **options)

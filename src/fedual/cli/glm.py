@@ -72,6 +72,7 @@ def glm(
     from fedual.glm.inference import check_level
     from fedual.glm.options import levels_of, settings_from
     from fedual.rundir.jsonable import without_nan
+    from fedual.rundir.locking import in_use
 
     check_level(level)
     result_folder.check_robust(robust)
@@ -82,13 +83,12 @@ def glm(
             "max_rounds": max_rounds, "tol": tol,
         }
     )  # fmt: skip
-    if out is not None:
-        result_folder.prepare(out)
-    fit = result_folder.with_errors(fitting.simulate(settings, _sites(tables)), robust)
-    echo(str(fit.summary(level)))
-    if out is not None:
-        result_folder.write(fit, out, level)
-        echo(f"\nwrote {out}/fit.json, figures.json, table.csv, summary.txt and summary.html")
+    with in_use(out):
+        fit = result_folder.with_errors(fitting.simulate(settings, _sites(tables)), robust)
+        echo(str(fit.summary(level)))
+        if out is not None:
+            result_folder.write(fit, out, level)
+            echo(f"\nwrote {out}/fit.json, figures.json, table.csv, summary.txt and summary.html")
     if as_json:
         content = {
             "formula": fit.formula, "family": fit.family, "link": fit.link, "event": fit.schema.event, "n": fit.n,

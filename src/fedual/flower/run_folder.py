@@ -1,12 +1,11 @@
 """The folder of a server's run: config, records and ledger, for one process at a time.
 
-    out/   config.json · environment.json · metrics.jsonl · server.safetensors · lock · posterior.safetensors
+    out/   config.json · environment.json · metrics.jsonl · server.safetensors · posterior.safetensors
 
 If the server is killed between writing a record and saving the ledger, that round did not count and its record is
 removed.
 """
 
-import fcntl
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,8 @@ from fedual.errors import DataError, InputError
 from fedual.flower.ledger import Ledger
 from fedual.rundir import RunDirectory
 from fedual.rundir.artifacts import read_json
-from fedual.rundir.atomic import sync, writing
+from fedual.rundir.atomic import sync
+from fedual.rundir.locking import in_use
 from fedual.rundir.old_config import CONFIG_VERSION
 
 
@@ -62,14 +62,7 @@ def opened(path: Path, config: Mapping[str, Any], ledger: Ledger) -> Iterator[Fo
         InputError: Another server works here, the run has another config, or an older fedual started it.
         DataError: Files are missing, damaged or cannot be written.
     """
-    with writing(path, 0, "nothing was changed"):
-        path.mkdir(parents=True, exist_ok=True)
-        lock = (path / "lock").open("w")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(f"{path} is in use by another server: stop it first.") from None
+    with in_use(path):
         resumed = (path / "config.json").exists()
         if resumed:
             _refuse_old(path / "config.json")

@@ -14,16 +14,10 @@ from pathlib import Path
 
 from fedual.errors import InputError, hint
 from fedual.glm.result import Fit
-from fedual.rundir.atomic import store, writing
+from fedual.rundir.atomic import make_folder, store
 from fedual.texts import printable_lines
 
 ROBUST = ("none", "hc0", "cluster")
-
-
-def prepare(folder: Path) -> None:
-    """Make the folder, so that a fit does not end without a place for its results."""
-    with writing(folder, 0, "nothing was fitted"):
-        folder.mkdir(parents=True, exist_ok=True)
 
 
 def check_robust(kind: str) -> None:
@@ -42,7 +36,7 @@ def with_errors(fit: Fit, kind: str) -> Fit:
 
 def write(fit: Fit, folder: Path, level: float = 0.95) -> None:
     """Write all files, with intervals of this level; files of an earlier fit are replaced."""
-    prepare(folder)
+    make_folder(folder)
     summary = fit.summary(level)
     head = f'<meta charset="utf-8"><title>{escape(fit.formula)}</title>'
     page = f'<!doctype html><html lang="en">{head}<body>{summary.html()}</body></html>'

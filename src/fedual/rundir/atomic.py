@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedual.errors import DataError
+from fedual.errors import DataError, InputError
 
 INTACT = "what was there before is intact"
 
@@ -76,6 +76,18 @@ def store(path: Path, content: bytes, remains: str = INTACT, mode: int = SHARED)
     """`replace` a file, with the error of `writing`."""
     with writing(path, len(content), remains):
         replace(path, content, mode)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of a run, unless it is there; refuse a place that cannot hold one."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: choose a folder for the run.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be made ({error.strerror}): choose another folder for the run.") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{folder} is not writable: choose another folder for the run, or allow writing.")
 
 
 def make_private(folder: Path) -> None:

@@ -64,19 +64,12 @@ class RunDirectory:
         """
         config = plain(config)
         run = cls(Path(path), config, digest(config))
-        if run.path.exists() and not run.path.is_dir():
-            raise InputError(f"{path} is a file: choose a folder for the run.")
         if run._config.exists() or run._metrics.exists() or checkpoint.newest(run.path):
             rounds = max((record["round"] for record in cls(run.path, {}, None).history()), default=0)
             raise InputError(
                 f"{path} holds a run of {rounds} rounds: resume it (--resume, resume=True) or choose another folder."
             )
-        try:
-            run.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{path} cannot be made ({error.strerror}): choose another folder for the run.") from error
-        if not os.access(run.path, os.W_OK | os.X_OK):
-            raise InputError(f"{path} is not writable: choose another folder for the run, or allow writing.")
+        atomic.make_folder(run.path)
         run._store_json(run.path / ENVIRONMENT, environment())
         run._store_json(run._config, run.config)  # last, because this file says that there is a run
         return run

@@ -16,6 +16,7 @@ from fedual.glm.models import estimate
 from fedual.glm.options import settings_from
 from fedual.glm.result import Fit
 from fedual.glm.settings import Settings
+from fedual.rundir.locking import in_use
 
 
 class FederatedRegression:
@@ -69,8 +70,10 @@ class FederatedRegression:
         Raises:
             FedualError: Sites are missing, or one refused, or the data cannot be fitted; in one sentence.
         """
-        if self.out is not None:
-            result_folder.prepare(self.out)
+        with in_use(self.out):
+            return self._start(grid)
+
+    def _start(self, grid: Grid) -> Fit:
         sites = Sites(grid, self.sites, self.min_sites, self.patience)
         sites.gather()
         fit = estimate(lambda request: Exchange(sites, request).run(), self.settings)
