@@ -26,7 +26,7 @@ def build() -> typer.Typer:
     """Return the application with all its commands."""
     import typer
 
-    from fedual.cli import catalogue, compare, data, doctor, glm, init, predict, report, run
+    from fedual.cli import catalogue, compare, data, doctor, flower, glm, init, predict, report, run
 
     about = "Federated learning that returns posteriors."
     app = typer.Typer(name="fedual", help=about, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -42,6 +42,7 @@ def build() -> typer.Typer:
     for command in (*models, catalogue.scenarios, catalogue.methods, init.init, doctor.doctor):  # the order of --help
         app.command()(command)
     app.add_typer(data.app, name="data")
+    app.add_typer(flower.app, name="flower")
     return app
 
 

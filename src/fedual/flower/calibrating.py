@@ -22,6 +22,7 @@ from fedual.calibration import FOLDS, HANDED_OVER, Calibration, Fold, Grid, Trai
 from fedual.errors import FedualError, InputError, require_count, require_positive
 from fedual.families import Gaussian, check
 from fedual.flower import wire
+from fedual.flower.facts import require_fit
 from fedual.flower.limits import Limits
 from fedual.flower.refusal import Refusal
 from fedual.flower.replies import by_client
@@ -168,6 +169,7 @@ def answer(
     limits.draws(len(grid.temperatures), 1)
     trained = Trained(network, family, tensors["lam_g"], tensors["prior"], config["tau"])
     for lam in (trained.lam, trained.prior):
+        require_fit(network, lam)
         check(family, lam, "The server's λ")
     own = draws(seed, require_count("number", config["number"], 0))
 

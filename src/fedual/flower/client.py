@@ -1,13 +1,11 @@
 """The app of a site: the user provides the model and the site's data, fedual answers the server's messages."""
 
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,11 +19,12 @@ from fedual.calibration import hold_out
 from fedual.errors import InputError, require_count
 from fedual.families import Family, Gaussian, check
 from fedual.flower import calibrating, wire
-from fedual.flower.facts import shared_facts, standardises
+from fedual.flower.facts import require_fit, shared_facts, standardises
 from fedual.flower.identity import NETWORKS, identity
 from fedual.flower.limits import LONGEST_NAME, Limits, count, timed
+from fedual.flower.node import client_id, state_folder
 from fedual.flower.payload import KINDS
-from fedual.flower.refusal import Refusal, reading, words
+from fedual.flower.refusal import reading, words
 from fedual.flower.site import Request, Site
 from fedual.flower.vault import StateLost
 from fedual.metrics import evaluate, residual_squares
@@ -118,8 +117,8 @@ def client_app(
             allowed.training(local)
             lam_g, start = tensors["lam_g"], tensors.get("start")
             mine = None if model is None else in_unit(config.get("targets"))
-            if model is not None and lam_g.shape[-1] != network().dim:
-                raise InputError(f"The server's λ_g has {lam_g.shape[-1]} parameters, the model {network().dim}.")
+            if model is not None:
+                require_fit(network(), lam_g)
             check(method.family, lam_g, "The server's λ_g")
             first = first_lam(method, tensors.get("prior", lam_g), start) if method.server.remembers else lam_g
             broadcast = Broadcast(lam_g, None if config["moved"] else start, tensors.get("eta_mean"))
@@ -144,14 +143,14 @@ def client_app(
             check_data(batches)
             return timed(batches, allowed.seconds)
 
-        client, folder = client_id(context), state_folder(context)
+        client, folder = client_id(context.node_config), state_folder(context.node_config)
         count(folder, client, request.experiment, allowed, is_round=True)
         answer = Site(client, loss_of, folder, allowed).train(method, broadcast, first, request)
         figures = {"num-examples": answer.examples, "seconds": time.perf_counter() - began, **answer.guards._asdict()}
         return answer.tensors, {}, figures
 
     def query(config: Mapping[str, Any], message: Message, context: Context) -> Content:
-        client, folder = client_id(context), state_folder(context)
+        client, folder = client_id(context.node_config), state_folder(context.node_config)
         if config.get("action") == "share":
             with reading():
                 request = request_of(config)
@@ -160,6 +159,7 @@ def client_app(
         if config.get("action") == "residuals":
             with reading():
                 lam_g = wire.tensors_of(message.content)["lam_g"].to(place)
+                require_fit(network(), lam_g)
                 mean = decode(json.loads(config["family"])).mean(lam_g)
                 mine, experiment = in_unit(config["targets"]), experiment_of(config)
             count(folder, client, experiment, allowed, is_round=False)
@@ -190,9 +190,10 @@ def client_app(
             family, samples = decode(json.loads(config["family"])), require_count("samples", config["samples"], 0)
             if not isinstance(family, Gaussian):
                 raise TypeError("the family is not Gaussian")
+            require_fit(network(), lam_g)
             check(family, lam_g, "The server's λ_g")
             mine, experiment = in_unit(config.get("targets")), experiment_of(config)
-        count(state_folder(context), client_id(context), experiment, allowed, is_round=False)
+        count(state_folder(context.node_config), client_id(context.node_config), experiment, allowed, is_round=False)
         x, y = examples(context, test)
         allowed.draws(samples, len(x))
         figures = evaluate(mine, family, lam_g, (x, y), transform=mine.inputs, loss=loss, samples=samples)
@@ -218,7 +219,7 @@ def answering(
         config = wire.config_of(message.content)
         envelope: dict[str, Any] = {"nonce": config.get("nonce"), "payload": config.get("payload")}
         try:
-            envelope["client"] = client_id(context)
+            envelope["client"] = client_id(context.node_config)
             prepare()
             tensors, own, figures = respond(config, message, context)
             content = wire.pack(tensors, {**envelope, **own}, figures)
@@ -282,17 +283,3 @@ class SiteDraws(Draws):
     def uniform(self, round: int, step: int, client: int, size: int, like: Tensor) -> Tensor:
         """Uniform numbers for its dropout masks."""
         return super().uniform(round, step, self.number, size, like)
-
-
-def client_id(context: Context) -> str:
-    """The client's id from the node's configuration."""
-    name = context.node_config.get("client-id", context.node_config.get("partition-id"))
-    if name is None:
-        raise Refusal("This SuperNode has no name: start it with --node-config 'client-id=\"north\"'.")
-    return str(name)
-
-
-def state_folder(context: Context) -> Path:
-    """The folder that keeps the client's state."""
-    configured = context.node_config.get("state-dir") or os.environ.get("FEDUAL_STATE")
-    return Path(str(configured)) if configured else Path.home() / ".fedual" / "state"

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedual._version import __version__
+from fedual.errors import InputError
 from fedual.networks import Network
 
 
@@ -33,3 +35,10 @@ def shared_facts(
         if network.targets is not None:
             facts["targets"] = json.dumps(network.targets.to_dict())
     return facts
+
+
+def require_fit(network: Network, lam: Tensor) -> None:
+    """Raise unless the server's λ `(R, P)` has the parameters and the type of a network."""
+    if (lam.shape[-1], lam.dtype) != (network.dim, network.dtype):
+        theirs, own = f"{lam.shape[-1]} parameters of {lam.dtype}", f"{network.dim} of {network.dtype}"
+        raise InputError(f"The server's λ has {theirs}, the model {own}: give all sites and the server the same model.")

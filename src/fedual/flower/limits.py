@@ -14,9 +14,9 @@ from typing import Any
 
 from fedual.errors import DataError, require_count, require_positive
 from fedual.flower.refusal import Refusal
-from fedual.flower.vault import file_name
-from fedual.rundir.atomic import PRIVATE, make_private, store
-from fedual.rundir.locking import locked
+from fedual.flower.vault import file_name, vault_file
+from fedual.rundir.atomic import PRIVATE, make_private, store, writing
+from fedual.rundir.locking import UNCHANGED, locked
 from fedual.settings import LocalTraining
 
 WAIT = 60.0
@@ -192,6 +192,19 @@ def count(folder: Path, client: str, experiment: str, limits: Limits, is_round: 
         for name, number in asked.items():
             limits._most(name, number)
         write_counts(path, counts | {experiment: (asked["messages"], asked["rounds"])})
+
+
+def forget(folder: Path, client: str, experiment: str) -> None:
+    """Remove what a site keeps of an experiment: its vault, copies of it, and its counts."""
+    vault, path = vault_file(folder, experiment, client), counts_file(folder, client)
+    with (
+        locked(path.with_suffix(".lock"), WAIT),
+        locked(vault.with_suffix(".lock"), WAIT),
+        writing(vault, 0, UNCHANGED),
+    ):
+        for file in folder.glob(f"{vault.stem}*.safetensors*"):
+            file.unlink()
+        write_counts(path, {name: each for name, each in read_counts(path).items() if name != experiment})
 
 
 def counts_file(folder: Path, client: str) -> Path:

@@ -11,7 +11,7 @@ from logging import ERROR, WARNING
 
 from flwr.common.logger import log
 
-from fedual.errors import DomainError, FedualError, InputError
+from fedual.errors import FedualError, InputError
 from fedual.flower import wire
 
 PATH = re.compile(r"""(?<![\w)\]])(?:~|[A-Za-z]:)?[/\\](?:[^\s'",;:()]+)""")
@@ -28,10 +28,6 @@ class Refusal(InputError):
     def __init__(self, words: str, private: str = ""):
         super().__init__(words)
         self.private = private
-
-
-WORDED = Refusal, DomainError
-"""Errors whose texts are about what the server sent."""
 
 
 @contextmanager
@@ -57,7 +53,7 @@ def words(client: str, error: Exception) -> str:
     else:
         private = getattr(error, "private", "")
         log(WARNING, "client %s refuses: %s%s", client, error, f" ({private})" if private else "")
-    if not isinstance(error, WORDED):
+    if not isinstance(error, Refusal):
         return f"its SuperNode's log shows why ({type(error).__name__})"
     return without_paths(str(error))
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fedual.algorithm import Broadcast, ClientState, Guards, Method, Natural, Zero, client_init, client_step
-from fedual.errors import DomainError
 from fedual.flower.limits import Limits
 from fedual.flower.payload import encode
 from fedual.flower.refusal import Refusal
@@ -71,8 +70,7 @@ class Site:
 
         Raises:
             StateLost: The state here is not the one that the server counted.
-            DomainError: The update left the domain.
-            Refusal: A later message was already answered.
+            Refusal: The update left the domain, or a later message was already answered.
         """
         fresh = {name: value[0] for name, value in client_init(method, first).rows().items()}
         if request.payload != "full":
@@ -118,7 +116,7 @@ class Site:
         upload, new = client_step(method, broadcast, ClientState.from_rows(state), losses, transmit)
         if not upload.ok:
             remedy = ": send it in full." if FEEDBACK in kept else "."
-            raise DomainError(f"The update of client {self.client} {left} of {family}{remedy}")
+            raise Refusal(f"The update of client {self.client} {left} of {family}{remedy}")
         if transmit is None:
             sent["lam"] = upload.lam[0]
         if not isinstance(method.dual, Natural | Zero):

@@ -69,7 +69,7 @@ def opened(folder: Path, experiment: str, client: str, wait: float = 60.0) -> It
         raise InputError(f"wait = {wait!r}: it must be a number of seconds, at least 0.")
     # private, because a dual discloses something of the site's data
     make_private(folder)
-    path = folder / f"{file_name(f'{experiment}-{client}', json.dumps([experiment, client]))}.safetensors"
+    path = vault_file(folder, experiment, client)
     with locked(path.with_suffix(".lock"), wait):
         yield Vault(path, experiment, client)
 
@@ -175,6 +175,11 @@ class Vault:
         self._committed, self._pending = (
             None if about[name] is None else Copy(about[name], under(f"{name}.")) for name in ("committed", "pending")
         )
+
+
+def vault_file(folder: Path, experiment: str, client: str) -> Path:
+    """The file of a client's vault."""
+    return folder / f"{file_name(f'{experiment}-{client}', json.dumps([experiment, client]))}.safetensors"
 
 
 def _clone(rows: Rows) -> Rows:

@@ -21,7 +21,7 @@ from flwr.common.logger import log
 from fedual._version import __version__
 from fedual.errors import DataError, FedualError, InputError, hint, in_one_line
 from fedual.flower import wire
-from fedual.flower.client import client_id, state_folder
+from fedual.flower.node import client_id, state_folder
 from fedual.flower.vault import file_name
 from fedual.glm.flower import payload
 from fedual.glm.flower.answers import answer_once
@@ -61,14 +61,14 @@ def client_app(source: Callable[[NodeConfig], Source] | None = None, guards: Gua
         rules, path = guards_of(config, guards), path_of(config) if source is None else ""
         if request.kind == HELLO:
             return request
-        folder = site_folder(state_folder(context), name)
+        folder = site_folder(state_folder(config), name)
         guard = Guard(rules, folder / "ledger", enforce=True, site=name)
         site = Site(name, path if source is None else source(config), guard, folder / "memory.safetensors")
         return answer_once(folder, context.run_id, request, site.answer, WAIT)
 
     @app.query()
     def query(message: FlowerMessage, context: Context) -> FlowerMessage:
-        name = client_id(context)
+        name = client_id(context.node_config)
         envelope = {"client": name, "fedual": __version__}
         try:
             return FlowerMessage(payload.pack(respond(message, context, name), **envelope), reply_to=message)
