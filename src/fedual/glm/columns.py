@@ -95,7 +95,7 @@ def inspect(frame: pd.DataFrame, site: str, expressions: Sequence[Expression]) -
     for name in uses:
         values = column(frame, site, name)
         kinds[name] = kind(values, site)
-        if kinds[name] == "categorical" and not uses[name] <= {"levels", "text"}:
+        if kinds[name] == "categorical" and not uses[name] <= {"levels", "text", "event", "strata"}:
             _check_texts(values, site, why.get((name, "number"), ""))
         elif kinds[name] != "categorical" and "text" in uses[name]:
             raise DataError(

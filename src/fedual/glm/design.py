@@ -16,6 +16,7 @@ from fedual.glm.expressions import Expression, merged
 from fedual.glm.formula import Formula
 from fedual.glm.identity import row_digests
 from fedual.glm.matrix import Rows
+from fedual.glm.survival.times import Times, times
 
 DEFAULTS = {"y": np.nan, "weights": 1.0, "offset": 0.0, "trials": 1.0}
 
@@ -33,6 +34,7 @@ class Design:
         kept: The rows' places in the table `(N,)`, counted from 0.
         table: The site's table.
         missing: How many values each column misses; rows that miss one are left out.
+        times: Of a survival model, whose response is 1 for an event.
     """
 
     x: Tensor
@@ -43,6 +45,7 @@ class Design:
     kept: np.ndarray
     table: pd.DataFrame
     missing: Mapping[str, int]
+    times: Times | None = None
 
     @property
     def row_digests(self) -> np.ndarray:
@@ -90,7 +93,10 @@ def design(frame: pd.DataFrame, site: str, schema: Schema, response: bool = True
             arrays["y"][part] = _response(rows, formula, schema)
     _check(arrays, roles, formula if response else None, site, places)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return Design(torch.from_numpy(x), **tensors, kept=places, missing=missing, table=frame)
+    found = None
+    if response and formula.survival is not None:
+        found = times(Rows(frame, places, site, schema.kinds, schema.levels, schema.states), formula, places)
+    return Design(torch.from_numpy(x), **tensors, kept=places, missing=missing, table=frame, times=found)
 
 
 def _require_finite(x: np.ndarray, terms: Sequence[str], site: str, places: np.ndarray) -> None:

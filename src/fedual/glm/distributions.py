@@ -271,16 +271,40 @@ class NegativeBinomial(Distribution):
     objection = Poisson.objection
 
 
+@dataclass(frozen=True)
+class Cox(Distribution):
+    """Events with proportional hazards: `fedual.glm.survival` has the likelihood; the response is 1 for an event."""
+
+    link: str = "log"
+    name = "cox"
+    links = ("log",)
+    canonical = "log"
+
+    def objection(self, y: Tensor) -> str | None:
+        remedy = "name its column alone, or compare it, as in status == 2"
+        return f"has an event that is neither 0 nor 1: {remedy}" if ((y != 0) & (y != 1)).any() else None
+
+
+@dataclass(frozen=True)
+class PiecewiseExponential(Cox):
+    """The same with a hazard that is constant in pieces of time, and common to all sites."""
+
+    name = "piecewise-exponential"
+
+
 DISTRIBUTIONS: dict[str, type[Distribution]] = {
     kind.name: kind for kind in (Normal, Binomial, Poisson, NegativeBinomial, Gamma)
 }
+HAZARDS: dict[str, type[Distribution]] = {kind.name: kind for kind in (Cox, PiecewiseExponential)}
+"""Of survival models, whose rows have no losses of their own."""
 
 
 def distribution(family: str, link: str | None = None) -> Distribution:
     """The distribution of a name, with its default link unless one is given."""
-    if family not in DISTRIBUTIONS:
+    known = DISTRIBUTIONS | HAZARDS
+    if family not in known:
         raise InputError(f"family = {family!r}: {hint(family, DISTRIBUTIONS)}")
-    kind = DISTRIBUTIONS[family]
+    kind = known[family]
     if link is not None and link not in kind.links:
         raise InputError(f"link = {link!r} with the family {family}: choose one of {', '.join(kind.links)}.")
     return kind(link or kind.links[0])

@@ -114,11 +114,8 @@ class Estimation:
 
     def _run(self, plan: int, runaway: bool = False) -> bool:
         binary = self.distribution.name == "binomial"
-        # a site with few events is small, however many rows it has
-        events = lambda mean: min(1.0, 2 * mean, 2 * (1 - mean)) if binary else 1.0
-        smallest = min(n * events(self.moments.means[site]) for site, n in self.moments.rows.items())
         try:
-            converged = self.rounds.run(plan, smallest, self.moments.weight, binary, runaway)
+            converged = self.rounds.run(plan, self._smallest(), self.moments.weight, binary, runaway)
         except IndefiniteError:
             self._require_overdispersion(most=math.inf)
             raise
@@ -128,6 +125,12 @@ class Estimation:
             self._require_overdispersion(most=POISSON)
         return converged
 
+    def _smallest(self) -> float:
+        """Rows of the smallest site; one with few events is small, however many rows it has."""
+        binary = self.distribution.name == "binomial"
+        events = lambda mean: min(1.0, 2 * mean, 2 * (1 - mean)) if binary else 1.0
+        return min(n * events(self.moments.means[site]) for site, n in self.moments.rows.items())
+
     def _aliased(self, entries: list[int]) -> str:
         """Why terms have no estimate, in a sentence."""
         names, n = ", ".join(repr(self._name(j)) for j in entries), sum(self.moments.rows.values())
@@ -135,10 +138,14 @@ class Estimation:
         if n < len(self.terms):
             return f"{n} rows cannot tell {len(self.terms)} coefficients apart: use fewer terms{remedy}."
         if len(entries) == 1:
-            beside = "the intercepts of the sites" if self.own_intercepts else "the other terms"
+            beside = self._beside()
             return f"{names} cannot be estimated, because it follows from {beside}: leave it out{remedy}."
         others = "the others" + " and the intercepts of the sites" * self.own_intercepts
         return f"{names} cannot be told apart, because each follows from {others}: drop one of them{remedy}."
+
+    def _beside(self) -> str:
+        """What a single term can follow from."""
+        return "the intercepts of the sites" if self.own_intercepts else "the other terms"
 
     def _require_overdispersion(self, most: float) -> None:
         """Refuse counts that have no α, where α ȳ is below a limit."""

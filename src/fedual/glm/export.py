@@ -18,6 +18,7 @@ from fedual.glm.inference import chosen, reference, table
 from fedual.glm.prior import Prior
 from fedual.glm.schema import Schema
 from fedual.glm.summary import coefficients
+from fedual.glm.survival.figures import Survival
 from fedual.rundir.atomic import store
 from fedual.rundir.jsonable import without_nan
 from fedual.texts import cell
@@ -34,7 +35,7 @@ LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
 AS_THEY_ARE = (
     "formula", "family", "link", "n", "site_effects", "parameters", "dispersion", "loglik", "null_loglik", "deviance",
     "null_deviance", "pearson", "df_model", "df_resid", "aic", "bic", "pseudo_r2", "adjusted_r2", "alpha", "alpha_se",
-    "covariance_kind", "posterior_kind", "separation", "aliased", "residuals", "calibration", "warnings",
+    "covariance_kind", "posterior_kind", "separation", "aliased", "residuals", "calibration", "warnings", "survival",
 )  # fmt: skip
 
 
@@ -48,7 +49,9 @@ def to_json(fit: Figures, path: str | os.PathLike[str], level: float) -> None:
     """Write all figures as strict JSON; NaN is null. R's `jsonlite::fromJSON` makes data frames and matrices of it."""
     compared = heterogeneity(fit)
     sites = [
-        {"site": s.name, "n": s.n, "mean_response": s.mean_response, "missing": dict(s.missing)} for s in fit.sites
+        {"site": s.name, "n": s.n, "mean_response": s.mean_response, "missing": dict(s.missing)}
+        | ({} if s.events is None else {"events": s.events})
+        for s in fit.sites
     ]
     content = {
         "format": f"{FORMAT}-figures",
@@ -144,6 +147,7 @@ def _fields(found: dict[str, Any]) -> dict[str, Any]:
         "ml": estimate(found["ml"]),
         "posterior": estimate(found["posterior"]),
         "hc0": array(found["hc0"]),
+        "survival": (figures := found.get("survival")) and Survival.from_dict(figures),
         "aliased": tuple(found["aliased"]),
         "warnings": tuple(found["warnings"]),
     }

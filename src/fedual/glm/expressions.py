@@ -22,6 +22,7 @@ from fedual.glm.transforms import Transform
 
 MAX_LENGTH, MAX_PARTS = 2_000, 300
 """Letters and syntax nodes of an expression: beyond all in use, and little work for a site to which they were sent."""
+CALL = re.compile(r"\s*(\w+)\s*\(")
 QUOTES = re.compile(r"\"[^\"\\]*\"|'[^'\\]*'|`([^`]*)`")
 
 
@@ -89,6 +90,16 @@ class Call:
 
 def parse(source: str) -> Expression:
     """Parse an expression, or raise `InputError` if it holds anything that is not allowed."""
+    return _term(syntax_tree(source))
+
+
+def called(source: str) -> str:
+    """The name of the function that an expression calls outermost; empty if it is no call."""
+    return found[1] if (found := CALL.match(source)) else ""
+
+
+def syntax_tree(source: str) -> Any:
+    """The syntax tree of an expression, in which names in backticks keep them."""
     if len(source) > MAX_LENGTH:
         raise InputError(f"{source[:40]!r}… has {len(source)} characters: use at most {MAX_LENGTH} in an expression.")
     quoted: dict[str, str] = {}
@@ -113,7 +124,7 @@ def parse(source: str) -> Expression:
             if node.id.startswith("__"):
                 raise InputError(f"{node.id!r} in {source!r} is not allowed: put backticks about it if it is a column.")
             node.id = quoted.get(node.id, node.id)  # `ast.unparse` then shows the backticks
-    return _term(tree)
+    return tree
 
 
 def parse_number(source: str) -> Expression:
@@ -149,10 +160,10 @@ def _term(node: ast.expr) -> Expression:
             return _categorical(node)
         case ast.Call(func=ast.Name(id=name)) if name in TRANSFORMS:
             return _stateful(node, name)
-    return _number(node)
+    return number(node)
 
 
-def _number(node: ast.expr) -> Expression:
+def number(node: ast.expr) -> Expression:
     """An expression whose value is one number a row."""
     match node:
         case ast.Name(id=quoted):
@@ -215,7 +226,7 @@ def _float(number: float) -> np.float64:
 
 
 def _combined(node: ast.expr, function: Callable, *parts: ast.expr) -> Expression:
-    inner = [_number(part) for part in parts]
+    inner = [number(part) for part in parts]
 
     def value(columns: Columns) -> np.ndarray:
         with np.errstate(all="ignore"):  # values that are not finite are refused later, with their row
@@ -245,7 +256,7 @@ def _stateful(node: ast.Call, name: str) -> Expression:
             raise InputError(f"{text!r} has the option {option!r}: {hint(option, options)}")
         if option in dict(given[:i]):
             raise InputError(f"{text!r} has the option {option!r} twice: leave one out.")
-    argument = _number(node.args[0])
+    argument = number(node.args[0])
     try:
         transform = make(**{option: _literal(value) for option, value in given})
     except InputError as error:

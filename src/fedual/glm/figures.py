@@ -15,6 +15,7 @@ from fedual.errors import InputError
 from fedual.glm.agreement import Schema
 from fedual.glm.distributions import distribution
 from fedual.glm.prior import FLAT, Prior
+from fedual.glm.survival.figures import Survival
 
 SiteEffects = Literal["pooled", "fixed"]
 PosteriorKind = Literal["quadratic", "laplace", "variational"]
@@ -46,6 +47,7 @@ class SiteFigures:
         gradient: ∇ℓ_k, `(P,)`, of the negative log-likelihood at dispersion 1, at the maximum-likelihood estimate; None
             where sites send sums only, or where that estimate does not exist.
         hessian: ∇²ℓ_k, `(P, P)`, there.
+        events: Of a survival model, rows with an event.
     """
 
     name: str
@@ -54,6 +56,7 @@ class SiteFigures:
     mean_response: float = math.nan
     gradient: np.ndarray | None = None
     hessian: np.ndarray | None = None
+    events: int | None = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ class Figures:
         calibration: Bins of the fitted mean: mean `predicted`, mean `observed` and `n` of each.
         warnings: Sentences for the user.
         covariance_kind: Where the covariance of `ml` is from.
+        survival: What is particular to a survival model.
     """
 
     schema: Schema
@@ -151,6 +155,7 @@ class Figures:
     calibration: list[dict[str, Any]] | None = None
     warnings: tuple[str, ...] = ()
     covariance_kind: CovarianceKind = "model"
+    survival: Survival | None = None
 
     def __post_init__(self) -> None:
         if self.ml is None and self.posterior is None:
@@ -166,7 +171,7 @@ class Figures:
     @property
     def terms(self) -> tuple[str, ...]:
         """Names of the coefficients; sites' own intercepts are not among them."""
-        own = self.site_effects == "fixed"
+        own = self.site_effects == "fixed" or self.survival is not None  # a baseline hazard is an intercept
         return tuple(term for term in self.schema.terms if not (own and term == "Intercept"))
 
     @property
@@ -194,7 +199,7 @@ class Figures:
     @property
     def has_intercept(self) -> bool:
         """True if an intercept, or one for each site, is among the parameters."""
-        return self.site_effects == "fixed" or "Intercept" in self.terms
+        return self.site_effects == "fixed" or self.survival is not None or "Intercept" in self.terms
 
     @property
     def known_dispersion(self) -> bool:
@@ -213,8 +218,9 @@ class Figures:
 
     @property
     def bic(self) -> float:
-        """−2 log L + log(n) parameters; NaN without a maximum-likelihood estimate."""
-        return -2 * self.loglik + math.log(self.n) * self.likelihood_parameters if self.ml else math.nan
+        """−2 log L + log(n) parameters, n being events of survival; NaN without a maximum-likelihood estimate."""
+        rows = self.n if self.survival is None else self.survival.events
+        return -2 * self.loglik + math.log(rows) * self.likelihood_parameters if self.ml else math.nan
 
     @property
     def pseudo_r2(self) -> float:

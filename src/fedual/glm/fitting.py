@@ -11,6 +11,8 @@ from fedual.glm.prior import PriorLike
 from fedual.glm.result import Fit
 from fedual.glm.settings import EstimateKind, Settings
 from fedual.glm.site import Site
+from fedual.glm.survival.figures import BaselineKind, Ties, Transform
+from fedual.glm.survival.options import PIECES
 from fedual.glm.tables import Source, sources
 
 KEPT = 2**27
@@ -33,8 +35,12 @@ def fit(
     levels: Mapping[str, Sequence[str]] | None = None,
     max_rounds: int = 8,
     guards: Guards | None = None,
+    baseline: BaselineKind = "stratified",
+    ties: Ties = "efron",
+    pieces: int | Sequence[float] = PIECES,
+    transform: Transform = "identity",
 ) -> Fit:
-    """Fit a generalised linear model to the tables of several sites, as if they were one table.
+    """Fit a generalised linear model, or one of survival, to the tables of several sites, as if they were one table.
 
     Every site answers as it would on a machine of its own; what its guards would refuse there is among the warnings.
 
@@ -57,9 +63,14 @@ def fit(
         levels: Levels of categorical variables.
         max_rounds: Rounds at most.
         guards: The rules that warnings are about; the defaults if None.
+        baseline: Of survival models, `Surv(time, event) ~ …`: "stratified" by site, or "piecewise" and common.
+        ties: "efron" or "breslow".
+        pieces: Of a common baseline.
+        transform: Of the test of proportional hazards.
     """
     settings = Settings(
-        formula, family, link, weights, offset, trials, event, site, prior, estimate, levels or {}, max_rounds
+        formula, family, link, weights, offset, trials, event, site, prior, estimate, levels or {}, max_rounds,
+        baseline=baseline, ties=ties, pieces=pieces, transform=transform,
     )  # fmt: skip
     return simulate(settings, sites, guards)
 

@@ -5,7 +5,7 @@ as Python; here each factor is an `Expression` from an allow-list, and formulaic
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -19,6 +19,8 @@ from formulaic.parser.types import ASTNode, Factor, Term, Token
 from fedual.errors import InputError, hint
 from fedual.glm import expressions
 from fedual.glm.expressions import Call, Expression
+from fedual.glm.survival import response as survival
+from fedual.glm.survival.response import Surv
 
 MAX_LENGTH, MAX_TERMS, MAX_POWER = 100_000, 10_000, 10
 """Letters, terms and powers of terms: beyond all in use, and little work for a site to which a formula was sent."""
@@ -41,6 +43,7 @@ class Formula:
         dot: Whether it names "all other columns" by a dot; `expand` puts their names in.
         terms: The terms of the right side, whose factors are looked up by their sources.
         expressions: Each factor and the response by source.
+        strata: The columns of `strata(…)`, which is no term.
     """
 
     text: str
@@ -53,6 +56,13 @@ class Formula:
     dot: bool = field(repr=False)
     terms: tuple[Term, ...] = field(repr=False, compare=False)
     expressions: dict[str, Expression] = field(repr=False, compare=False)
+    strata: tuple[str, ...] = ()
+
+    @property
+    def survival(self) -> Surv | None:
+        """The response of a survival model."""
+        found = self.expressions[self.response]
+        return found if isinstance(found, Surv) else None
 
     @property
     def calls(self) -> dict[str, Call]:
@@ -66,7 +76,9 @@ class Formula:
 
     @property
     def plain_response(self) -> str | None:
-        """The response's column, if it is one by itself."""
+        """The response's column, if it is one by itself; of a survival model the event's."""
+        if self.survival is not None:
+            return self.survival.column
         return self.response if {use for _, use in self.expressions[self.response].uses} <= {"term", "levels"} else None
 
     def expand(self, columns: Sequence[str]) -> "Formula":
@@ -114,6 +126,7 @@ def _parse(text: str, declared: frozenset[str]) -> Formula:
         raise InputError(f"{_shown(text)} cannot be read ({_reason(error)}): correct it.") from None
     if not hasattr(sides, "lhs"):
         raise InputError(f"{_shown(text)} has no response: write 'y ~ x + z'.")
+    terms, strata = _without_strata(text, sides.rhs)
     factors = [factor for term in (*sides.lhs, *sides.rhs) for factor in term.factors if not _is_literal(factor)]
     found: dict[str, Expression] = {}
     for factor in factors:
@@ -127,6 +140,7 @@ def _parse(text: str, declared: frozenset[str]) -> Formula:
         raise InputError(f"{_shown(text)} has no terms: write at least 'y ~ 1'.")
     if response in {factor.expr for term in sides.rhs for factor in term.factors}:
         raise InputError(f"{_shown(text)} has its response {response!r} on the right side too: leave it out there.")
+    _check_survival(text, response, found, terms, strata)
     uses = expressions.merged(found.values())
     for name in declared:
         if name not in uses and not dot:
@@ -139,12 +153,40 @@ def _parse(text: str, declared: frozenset[str]) -> Formula:
         tuple(uses),
         frozenset(name for name, kinds in uses.items() if "levels" in kinds),
         tuple(dict.fromkeys(call.text for expression in found.values() for call in expression.calls)),
-        any(all(factor.expr == "1" for factor in term.factors) for term in sides.rhs),
+        any(all(factor.expr == "1" for factor in term.factors) for term in terms),
         declared,
         dot,
-        tuple(Term([_looked_up(factor) for factor in term.factors]) for term in sides.rhs),
+        tuple(Term([_looked_up(factor) for factor in term.factors]) for term in terms),
         found,
+        tuple(name for text in strata for name, _ in found[text].uses),
     )
+
+
+def _without_strata(text: str, terms: Iterable[Term]) -> tuple[list[Term], list[str]]:
+    """The terms that have columns in the design, and the sources of `strata(…)`."""
+    kept, strata = [], []
+    for term in terms:
+        calls = [factor.expr for factor in term.factors if expressions.called(factor.expr) == "strata"]
+        if calls and len(term.factors) > 1:
+            raise InputError(f"{_shown(text)}: {calls[0]!r} must be a term by itself: fit the strata one by one.")
+        strata += calls
+        kept += [] if calls else [term]
+    return kept, strata
+
+
+def _check_survival(
+    text: str, response: str, found: Mapping[str, Expression], terms: Iterable[Term], strata: Iterable[str]
+) -> None:
+    """Refuse `Surv(…)` on the right side, and what needs a time on the left."""
+    if not isinstance(found[response], Surv):
+        for source, one in found.items():
+            if isinstance(one, Surv) or source in strata:
+                raise InputError(f"{_shown(text)}: {source!r} needs Surv(time, event) as the response: write it there.")
+        return
+    if any(isinstance(one, Surv) for source, one in found.items() if source != response):
+        raise InputError(f"{_shown(text)} has Surv(…) on both sides: use columns on the right.")
+    if not any(all(factor.expr == "1" for factor in term.factors) for term in terms):
+        raise InputError(f"{_shown(text)}: hazards have no intercept to leave out: remove the 0, or the - 1.")
 
 
 def _tokens(text: str) -> list[Token]:
@@ -214,8 +256,9 @@ def _size(node: Any) -> int:
 
 
 def _expression(text: str, source: str) -> Expression:
+    own = {"Surv": survival.surv, "strata": survival.strata}.get(expressions.called(source))
     try:
-        return expressions.parse(source)
+        return expressions.parse(source) if own is None else own(expressions.syntax_tree(source))
     except InputError as error:
         raise InputError(f"{_shown(text)}: {error}") from None
 

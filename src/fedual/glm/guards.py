@@ -119,7 +119,9 @@ class Guard:
             return
         names = [_variable(term) for term in terms]
         varies = lambda column: bool((column != column[0]).any())
-        beside = {"the response": design.y, "the weights": design.weights, "the offset": design.offset}
+        beside = {"the weights": design.weights, "the offset": design.offset}
+        if design.times is None:  # events have rules of their own
+            beside = {"the response": design.y} | beside
         if varies(design.trials):
             beside |= {"the trials": design.trials, "the failures": design.trials - design.y}
         beside = {name: column for name, column in beside.items() if varies(column)}
@@ -133,6 +135,31 @@ class Guard:
         own = design.weights * design.trials
         self._table = replace(self._table, parameters=p, smallest=smallest, exposed=exposed, share=largest_share(own))
         self.point(own)  # weighted means are told before the first round
+
+    def events(self, terms: Sequence[str], columns: Tensor, strata: Sequence[int]) -> None:
+        """Refuse few events, in all or in a stratum, and covariates in which few of them stand out; none are fine.
+
+        Args:
+            terms: Names of the columns.
+            columns: The design's rows with an event.
+            strata: How many of these are in each stratum.
+        """
+        least = self.rules.min_events
+        if 0 < len(columns) < least:
+            words = f"a survival model needs at least {least} events here, or none."
+            self._refuse("min_events", words, f"{len(columns)} events", probes=True)
+        if few := sorted(n for n in strata if 0 < n < min(least, len(columns))):
+            words = f"a stratum has fewer than {least} events; merge strata."
+            self._refuse("min_events", words, f"strata with {few} events", probes=True, about=repr(few).encode())
+        if len(columns):
+            self._cells([f"{_variable(term)} among events" for term in terms], columns)
+
+    def pieces(self, events: Sequence[int], at_risk: Sequence[int]) -> None:
+        """Refuse pieces of a baseline hazard with few events, or few rows at risk; none are fine."""
+        for what, counts in (("events", events), ("rows at risk", at_risk)):
+            if few := [n for n in counts if 0 < n < self.rules.min_cell]:
+                words = f"a piece of the baseline has fewer than {self.rules.min_cell} {what}; take fewer pieces."
+                self._refuse("min_cell", words, f"pieces with {few} {what}", probes=True, about=repr(few).encode())
 
     def point(self, weights: Tensor, scores: Tensor | None = None) -> None:
         """Refuse a point of evaluation at which a few rows have nearly all the weight.

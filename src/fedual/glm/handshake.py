@@ -34,6 +34,7 @@ class Moments:
     offset: float  # mean, weighted
     centre: Tensor  # (p,), 0 for the intercept
     scale: Tensor  # (p,), 1 for the intercept
+    counts: Mapping[str, Mapping[str, Any]]  # site → all that it told, with what is particular to the kind of model
 
 
 def agree(ask: Ask, settings: Settings) -> Schema:
@@ -82,6 +83,7 @@ def moments(ask: Ask, schema: Schema, facts: Mapping[str, Any]) -> Moments:
         offset=offset,
         centre=centre.masked_fill(ones, 0.0) if ones.any() else torch.zeros_like(centre),
         scale=scale.masked_fill(ones, 1.0),
+        counts={site: reply.facts for site, reply in replies.items()},
     )
 
 

@@ -15,6 +15,8 @@ Use = Literal["ml", "posterior"]
 RATIOS = {
     ("binomial", "logit"): "odds ratio",
     ("binomial", "cloglog"): "hazard ratio",
+    ("cox", "log"): "hazard ratio",
+    ("piecewise-exponential", "log"): "hazard ratio",
     ("poisson", "log"): "rate ratio",
     ("negative-binomial", "log"): "rate ratio",
     ("gaussian", "log"): "ratio of means",

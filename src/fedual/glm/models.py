@@ -1,8 +1,9 @@
 """The models that a federated regression fits, and what sites and server do for each.
 
-| model | at a site     | at the server           |
-|-------|---------------|-------------------------|
-| GLM   | `model.Model` | `estimation.Estimation` |
+| model    | at a site                      | at the server                            |
+|----------|--------------------------------|------------------------------------------|
+| GLM      | `model.Model`                  | `estimation.Estimation`                  |
+| survival | `survival.model.SurvivalModel` | `survival.estimation.SurvivalEstimation` |
 
 A server's side is made from `ask` and `settings`, and its `fit` returns the result.
 """
@@ -18,13 +19,17 @@ from fedual.glm.messages import Ask
 from fedual.glm.model import Model
 from fedual.glm.result import Fit
 from fedual.glm.settings import Settings
+from fedual.glm.survival.estimation import SurvivalEstimation
+from fedual.glm.survival.model import SurvivalModel
+from fedual.glm.survival.response import is_survival
 
 BEYOND = "the sums of all sites are beyond float64's range or precision: rescale the response or the columns"
 
 
 def model_of(facts: Mapping[str, Any]) -> Model:
     """The model of a message, as a site computes it."""
-    return Model.from_facts(facts)
+    kind = SurvivalModel if "cuts" in facts else Model
+    return kind.from_facts(facts)
 
 
 def estimate(ask: Ask, settings: Settings) -> Fit:
@@ -35,6 +40,7 @@ def estimate(ask: Ask, settings: Settings) -> Fit:
         settings: What is fitted.
     """
     try:
-        return Estimation(ask, settings).fit()
+        kind = SurvivalEstimation if is_survival(settings.formula) else Estimation
+        return kind(ask, settings).fit()
     except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
         raise NotConvergedError(f"{settings.formula!r}: {BEYOND}.") from error

@@ -86,9 +86,10 @@ class Rounds:
         self.replies: Mapping[str, Message] = {}
         self.etas: dict[str, Tensor] = {}
         self.dispersion = 1.0  # φ̂ where the family has one to estimate: deviance / rows at the last certificate
+        self.first: Tensor | None = None  # Σ_k η_k of a "newton" round at the first point, where that was looked at
         self._widths: list[Tensor] = []
         self._steps = torch.zeros(0)  # of m_g in the last round, in standard errors
-        self._visited: list[tuple[float, Tensor, Tensor]] = []  # the loss at m_g, m_g, and Σ_k η_k from there
+        self.visited: list[tuple[float, Tensor, Tensor]] = []  # the loss at m_g, m_g, and Σ_k η_k from there
 
     @property
     def mean(self) -> Tensor:
@@ -124,7 +125,7 @@ class Rounds:
         self._server_step("eta", method)
         loss = self._total_loss("loss")
         objective = self.objective(loss, sent)
-        self._visited.append((loss, sent, self.state.eta_sum))
+        self.visited.append((loss, sent, self.state.eta_sum))
         if self.best is None or objective < self.best[0]:
             self.best = objective, sent
         if not self.null_is_final and self.null is not None:
@@ -231,9 +232,8 @@ class Rounds:
 
     def _discriminant(self, first: Tensor, weight: float, scaled: bool) -> Tensor:
         """One Newton step from the first point; for classes lengthened by 1/(1 − R²), as a discriminant analysis is."""
-        total = torch.stack([unpacked_lam(reply.tensors["look"], self.packing) for reply in self.replies.values()]).sum(
-            0
-        )
+        told = [unpacked_lam(reply.tensors["look"], self.packing) for reply in self.replies.values()]
+        self.first = total = torch.stack(told).sum(0)
         hessian = FAMILY.precision(total + self.prior)
         gradient = hessian @ first - total[0] - self.prior[0]
         step = -solve(hessian, gradient)
@@ -248,7 +248,7 @@ class Rounds:
     def fall_back(self, prior: Tensor) -> None:
         """Go on under a prior from the visited point that is best under it, not from where a coefficient ran to."""
         self.prior, self.best = prior, None
-        _, _, eta = min(self._visited, key=lambda visited: self.objective(*visited[:2]))
+        _, _, eta = min(self.visited, key=lambda visited: self.objective(*visited[:2]))
         self.state = self.state._replace(prior=prior, lam_g=prior + eta, eta_sum=eta)
 
     def restart(self, prior: Tensor) -> None:

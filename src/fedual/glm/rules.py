@@ -15,6 +15,7 @@ class Guards:
         min_cell: Rows in which a column differs from its most frequent value, in a level, a class, or a combination of
             columns that is zero elsewhere.
         min_pair: Values in a cell of two 0/1 columns, where weights vary: its rows times the fit's other columns.
+        min_events: Events of a survival model, at the site and in each of its strata that has some.
         min_effective_rows: (Σw)² / Σw² at every point, for the rows' weights and for their scores.
         max_rounds: Rounds of one fit.
         numbers_per_unknown: Numbers told of each value of the table, over all fits.
@@ -30,6 +31,7 @@ class Guards:
     rows_per_parameter: float = 3.0
     min_cell: int = 5
     min_pair: int = 5
+    min_events: int = 10
     min_effective_rows: float = 5.0
     max_rounds: int = 10
     numbers_per_unknown: float = 0.5

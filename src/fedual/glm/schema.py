@@ -25,6 +25,7 @@ from fedual.glm.columns import Kind
 from fedual.glm.design import Design as Design
 from fedual.glm.design import design as design
 from fedual.glm.formula import Formula
+from fedual.glm.survival.response import MAX_CODES, event_of
 
 MAX_LEVELS = 1000
 """Levels of a column: with more it is hardly a factor, and its levels may name single rows."""
@@ -59,15 +60,16 @@ def describe(
     kept, missing = tables.complete(frame, site, kinds)
     tables.require_rows(site, kept, missing)
     counts: dict[str, dict[str, int]] = {}
+    events = [name for name, uses in whole.uses.items() if "event" in uses]
     for name, kind in kinds.items():
         uses, values = whole.uses.get(name, frozenset()), tables.column(frame, site, name)
         classes = name == whole.plain_response and kind != "categorical" and tables.is_binary(values)
-        if "levels" in uses or ("term" in uses and kind == "categorical") or classes:
+        if uses & {"levels", "event"} or ("term" in uses and kind == "categorical") or classes:
             found = tables.counts(values, kept)
-            if len(found) > MAX_LEVELS:
-                raise DataError(
-                    f"Site {site!r}, column {name!r} has more than {MAX_LEVELS} levels: leave it out, or merge levels."
-                )
+            most = MAX_CODES if "event" in uses else MAX_LEVELS
+            if len(found) > most:
+                what = "values: Surv(time, event) takes an event last" if "event" in uses else "levels: leave it out"
+                raise DataError(f"Site {site!r}, column {name!r} has more than {most} {what}, or merge them.")
             if levels and name in levels and found.keys() - set(tables.spelled(levels[name])):
                 raise DataError(
                     f"Site {site!r}, column {name!r} has a level that is not in levels=: correct one of them."
@@ -79,8 +81,9 @@ def describe(
         "missing": missing,
         "kinds": kinds,
         "levels": {name: ordered(one for one in found if found[one] >= least) for name, found in counts.items()},
-        "rare": [name for name, found in counts.items() if min(found.values()) < least],
+        "rare": [name for name, found in counts.items() if min(found.values()) < least and name not in events],
     }
+    counts = {name: found for name, found in counts.items() if name not in events}  # they have rules of their own
     return reply | ({"others": others} if formula.dot else {}), counts
 
 
@@ -163,7 +166,7 @@ def _kind(name: str, formula: Formula, descriptions: Mapping[str, Mapping[str, A
     odd = [site for site in found if found[site] != most]
     if not odd:
         return most
-    if formula.uses.get(name) == {"levels"} and "boolean" not in found.values():
+    if formula.uses.get(name, frozenset()) in ({"levels"}, {"strata"}) and "boolean" not in found.values():
         return "categorical"
     usual = next(site for site in found if found[site] == most)
     raise InputError(
@@ -197,6 +200,8 @@ def _classes(
 ) -> tuple[tuple[str, ...], str | None]:
     """The classes of a response of texts, and the class that counts as 1; None if the numbers themselves count."""
     name = formula.plain_response
+    if formula.survival is not None:
+        return (), event_of(name, kinds[name] if name else None, list(descriptions.values()), event)
     texts = name is not None and kinds[name] == "categorical"
     if not binary or name is None:
         if texts:

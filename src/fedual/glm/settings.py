@@ -8,6 +8,8 @@ from fedual.errors import InputError, hint, require_count, require_positive
 from fedual.glm.distributions import distribution
 from fedual.glm.figures import SiteEffects
 from fedual.glm.prior import Prior, PriorLike, prior
+from fedual.glm.survival import options as survival
+from fedual.glm.survival.figures import BaselineKind, Ties, Transform
 
 EstimateKind = Literal["ml", "posterior", "both", "variational"]
 """What the rounds find."""
@@ -34,6 +36,11 @@ class Settings:
             posterior is expanded by itself ("both", and after separation), more for a variational one.
         tol: The next step, in standard errors, at which a result counts as converged.
         cavity_rounds: Rounds before the certificate; 3, fewer where the estimate rests before, unless given.
+        baseline: Of a survival model, `Surv(time, event) ~ …`: "stratified" is Cox regression with a baseline hazard of
+            each site's own; "piecewise" a common one that is constant in pieces of time.
+        ties: How Cox regression treats tied times: "efron" or "breslow".
+        pieces: Of a common baseline: how many, cut at quantiles of the events' times; or the cuts.
+        transform: g(t) of the test of proportional hazards: "identity" or "log"; "none" leaves it out.
     """
 
     formula: str
@@ -50,6 +57,10 @@ class Settings:
     max_rounds: int = 8
     tol: float = 1e-4
     cavity_rounds: int | None = None
+    baseline: BaselineKind = "stratified"
+    ties: Ties = "efron"
+    pieces: int | Sequence[float] | str = survival.PIECES
+    transform: Transform = "identity"
 
     def __post_init__(self) -> None:
         for name in ("weights", "offset", "trials"):
@@ -58,6 +69,9 @@ class Settings:
         given = self.levels or {}
         if not isinstance(given, Mapping) or any(isinstance(each, str) for each in given.values()):
             raise InputError(f"levels = {self.levels!r}: give a list of levels for each column, {{'sex': ['f', 'm']}}.")
+        options = (self.estimate, self.baseline, self.ties, self.transform)
+        object.__setattr__(self, "family", survival.family(self.formula, self.family, self.site, *options))
+        object.__setattr__(self, "pieces", survival.pieces(self.pieces))
         kind = distribution(self.family, self.link)
         object.__setattr__(self, "link", kind.link)
         under = prior(self.prior)
@@ -89,7 +103,8 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         levels = {name: list(each) for name, each in self.levels.items()}
-        return {**asdict(self), "prior": prior(self.prior).to_dict(), "levels": levels}
+        pieces = self.pieces if isinstance(self.pieces, int) else [*self.pieces]
+        return {**asdict(self), "prior": prior(self.prior).to_dict(), "levels": levels, "pieces": pieces}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Settings":

@@ -4,6 +4,7 @@
 |---------------|-------------------------------------------------------------------------------------------------|
 | "describe"    | rows, missing values, kinds and levels of the formula's variables                               |
 | "measure"     | moments and histograms that transformations such as scale(x) and bs(x) need                     |
+| "times"       | moments or a histogram of the times of events, where pieces of a baseline hazard are cut         |
 | "moments"     | rows, mean and squared deviation of every column of the design, and of the response             |
 | "round"       | η_k after lines 1 and 2 of Bayesian-ADMM at λ_g, the loss at m_g, and what was asked besides     |
 | "figures"     | once, at the estimate: sums from which the figures of fit follow                                |
@@ -33,6 +34,7 @@ from fedual.glm.model import Model
 from fedual.glm.models import model_of
 from fedual.glm.plan import METHODS
 from fedual.glm.schema import Columns, Design, Schema
+from fedual.glm.survival import pieces
 from fedual.glm.tables import Source, read
 from fedual.rundir import atomic, checksum
 
@@ -70,6 +72,7 @@ class Site:
             "describe": self._describe,
             "measure": self._measure,
             "moments": self._moments,
+            "times": self._times,
             "round": self._round,
             "figures": self._figures,
         }
@@ -132,6 +135,11 @@ class Site:
         return Message(
             "measure", schemas.measure(frame, self.name, schema, message.facts["request"], self.least, check)
         )
+
+    def _times(self, message: Message) -> Message:
+        design = self._read(model_of(message.facts["model"]))
+        assert design.times is not None
+        return Message("times", pieces.answer(design.times.time, design.y, message.facts["edges"], self.least))
 
     def _moments(self, message: Message) -> Message:
         model = model_of(message.facts["model"])

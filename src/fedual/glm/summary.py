@@ -10,6 +10,7 @@ from fedual.glm.figures import Figures
 from fedual.glm.heterogeneity import Heterogeneity, heterogeneity
 from fedual.glm.inference import available, chosen, has, interval, likelihood_test, ratio_name, reference, table
 from fedual.glm.layout import Block, Facts, Grid, Notes, Page, number, p_value, p_words, percent, ratio, rounded
+from fedual.glm.survival import summary as survival
 
 SHOWN = 12  # sites that are listed one by one, and warnings; more are counted
 OVERDISPERSED = 1.5  # Pearson's χ²/df above which counts are said to vary more than their family allows
@@ -42,7 +43,10 @@ class Summary(Page):
         blocks: list[Block] = [Facts(self._model(compared)), coefficients(self.fit, self.level)]
         if (ratios := self._ratios()) is not None:
             blocks.append(ratios)
-        blocks += [Facts(_fit_figures(self.fit), "Fit"), *_sites(self.fit)]
+        blocks += [Facts(_fit_figures(self.fit), "Fit")]
+        if self.fit.survival is not None:
+            blocks += survival.blocks(self.fit, self.fit.survival)
+        blocks += _sites(self.fit)
         warnings = self.fit.warnings[:SHOWN]
         if found := [*self._notes(compared), *warnings]:
             if more := len(self.fit.warnings) - len(warnings):
@@ -53,12 +57,16 @@ class Summary(Page):
     def _model(self, compared: Heterogeneity) -> list[tuple[str, str]]:
         fit = self.fit
         dropped = sum(sum(site.missing.values()) for site in fit.sites)
-        rows = f"{fit.n:,} at {len(fit.sites)} site{'s' * (len(fit.sites) != 1)}"
+        events = "" if fit.survival is None else f", {fit.survival.events:,} with an event,"
+        rows = f"{fit.n:,}{events} at {len(fit.sites)} site{'s' * (len(fit.sites) != 1)}"
         event = fit.schema.event
+        model = ("Family", f"{fit.family}, link {fit.link}")
+        if fit.survival is not None:
+            model = ("Model", survival.model(fit.survival))
         facts = [
             ("Formula", fit.formula),
-            ("Family", f"{fit.family}, link {fit.link}"),
-            *[("Event", f"{fit.response} = {event}")] * (event is not None),
+            model,
+            *[("Event", f"{fit.schema.parsed.plain_response} = {event}")] * (event is not None),
             ("Rows", rows + (f"; {dropped:,} values are missing" if dropped else "")),
         ]
         columns = {name: getattr(fit.schema, name) for name in ("weights", "offset", "trials")}
@@ -102,6 +110,8 @@ class Summary(Page):
             notes.append(f"{reason} Fit figures are those at the posterior's centre; there are no p-values.")
         elif fit.separation:
             notes.append(fit.separation)
+        if fit.survival is not None:
+            notes += survival.notes(fit, fit.survival)
         if fit.aliased:
             notes.append(f"Aliased, so not estimated (other terms determine them): {', '.join(fit.aliased)}.")
         if compared.left_out and not math.isnan(compared.q):
@@ -143,6 +153,8 @@ def _statistic(z: float) -> str:
 
 
 def _fit_figures(fit: Figures) -> list[tuple[str, str]]:
+    if fit.survival is not None:
+        return survival.figures(fit, fit.survival)
     null_df = fit.df_resid + fit.df_model
     facts = [
         ("Deviance", f"{number(fit.deviance)} on {fit.df_resid:,} df"),
@@ -186,9 +198,10 @@ def _sites(fit: Figures) -> list[Block]:
         facts = [("Rows", f"{min(rows):,} to {max(rows):,} a site")]
         facts += [("Mean response", f"{number(min(means))} to {number(max(means))}")]
         return [Facts(facts + missing * bool(total), f"Sites: {len(sites)}")]
-    header = ["", "rows", "mean response", *["missing values"] * bool(total)]
+    last = lambda site: number(site.mean_response) if site.events is None else f"{site.events:,}"
+    name = "mean response" if fit.survival is None else "events"
+    header = ["", "rows", name, *["missing values"] * bool(total)]
     lines = [
-        [site.name, f"{site.n:,}", number(site.mean_response), *[f"{sum(site.missing.values()):,}"] * bool(total)]
-        for site in sites
+        [site.name, f"{site.n:,}", last(site), *[f"{sum(site.missing.values()):,}"] * bool(total)] for site in sites
     ]
     return [Grid("Sites", header, lines), *[Facts(missing)] * bool(total)]

@@ -1,0 +1,91 @@
+"""`Surv(…)` finds what R's `coxph(strata(site))` finds on the pooled table; oracles/survival.R writes the figures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedual import glm
+from fedual.glm.fitting import simulate
+from fedual.glm.settings import Settings
+
+ORACLES = Path(__file__).parent / "oracles"
+ROSSI = Path(__file__).parents[2] / "docs" / "tutorials" / "rossi.csv"
+R = json.loads((ORACLES / "survival.json").read_text())
+TABLE = pd.read_csv(ORACLES / "survival.csv")
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("Surv(time, status) ~ age + dose + sex + stage", {}),
+    "breslow": ("Surv(time, status) ~ age + dose + sex + stage", {"ties": "breslow"}),
+    "strata": ("Surv(time, status) ~ age + dose + stage + strata(sex)", {}),
+    "truncated": ("Surv(entry, time, status) ~ age + dose + stage", {}),
+    "truncated_breslow": ("Surv(entry, time, status) ~ age + dose + stage", {"ties": "breslow"}),
+    "weights": ("Surv(time, status) ~ age + dose", {"weights": "weight"}),
+    "weights_breslow": ("Surv(time, status) ~ age + dose", {"weights": "weight", "ties": "breslow"}),
+    "offset": ("Surv(time, status) ~ age + dose", {"offset": "shift"}),
+    "missing": ("Surv(time, status) ~ age + height", {}),
+    "code": ("Surv(time, code) ~ age * sex", {}),
+    "rossi": ("Surv(week, arrest) ~ fin + age + race + wexp + mar + paro + prio", {}),
+}
+
+
+def sites(name: str = "") -> dict[str, pd.DataFrame]:
+    table = TABLE
+    if name == "rossi":
+        table = pd.read_csv(ROSSI)
+        table["site"] = np.arange(len(table)) % 4
+    return {str(site): rows.reset_index(drop=True) for site, rows in table.groupby("site")}
+
+
+def fitted(formula: str, tables: dict[str, pd.DataFrame], **options: Any) -> glm.Fit:
+    return simulate(Settings(formula, prior="flat", **options), tables)
+
+
+def test_there_is_a_case_for_each_fit_of_r():
+    assert CASES.keys() == R["fits"].keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_figures_of_coxph(name: str):
+    formula, options = CASES[name]
+    fit, r = fitted(formula, sites(name), tol=1e-9, **options), R["fits"][name]
+    survival, se = fit.survival, np.sqrt(np.diagonal(r["covariance"]))
+    assert survival is not None
+    outer = np.outer(se, se)
+    assert (np.abs(fit.coefficients.to_numpy() - r["coefficients"]) / se).max() < 1e-8
+    assert (np.abs(fit.covariance.to_numpy() - r["covariance"]) / outer).max() < 1e-8
+    assert (fit.n, survival.events) == (r["n"], r["events"])
+    assert (np.abs(fit.robust().covariance.to_numpy() - r["hc0"]) / outer).max() < 1e-8
+    for figure in ("loglik", "null_loglik", "aic", "bic"):
+        assert getattr(fit, figure) == pytest.approx(r[figure], rel=1e-10), figure
+    assert survival.null_score.chi2 == pytest.approx(r["score"], rel=1e-8)
+    assert survival.c == pytest.approx(r["concordance"], abs=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("transform", ["identity", "log"])
+def test_the_test_of_proportional_hazards(name: str, transform: str):
+    """cox.zph(fit, transform, terms = FALSE) of survival 3.5."""
+    formula, options = CASES[name]
+    fit, r = fitted(formula, sites(name), transform=transform, tol=1e-9, **options), R["fits"][name][transform]
+    assert fit.survival is not None
+    np.testing.assert_allclose([(test.chi2, test.df, test.p) for test in fit.survival.trends], r, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_four_rounds_are_enough(name: str):
+    formula, options = CASES[name]
+    fit, r = fitted(formula, sites(name), max_rounds=4, tol=1e-12, **options), R["fits"][name]
+    assert fit.convergence.rounds == 4
+    se = np.sqrt(np.diagonal(r["covariance"]))
+    assert (np.abs(fit.coefficients.to_numpy() - r["coefficients"]) / se).max() < 1e-6
+
+
+def test_errors_clustered_by_site():
+    """As R's `cluster(site)`, but for the factor that GLMs have, too."""
+    fit = fitted("Surv(time, status) ~ age + dose", sites(), tol=1e-9).robust("cluster")
+    factor = 3 / 2 * (fit.n - 1) / (fit.n - 2)
+    np.testing.assert_allclose(fit.covariance, factor * np.array(R["cluster"]), rtol=1e-5)
