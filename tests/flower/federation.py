@@ -74,6 +74,11 @@ class Federation:
         """The log from which the oracle makes the posterior."""
         return [record["clients"] for record in self.history]
 
+    @property
+    def cuts(self) -> list[dict[str, float]]:
+        """For each round the factors by which updates were cut."""
+        return [record["cut"] for record in self.history]
+
     def vault(self, client: str) -> Path:
         (found,) = (self.path / f"site{client}").glob("*.safetensors")
         return found
@@ -83,14 +88,14 @@ class Federation:
         found = {}
         for client, ack in self.ledger.acks.items():
             with opened(self.path / f"site{client}", "e", client) as vault:
-                rows = vault.settle(ack)
+                rows = vault.settle(ack, self.ledger.factors.get(client, 1.0))
             assert rows is not None
             found[client] = rows["eta"].numpy()
         return found
 
     def agrees(self, log: Iterable[Any] | None = None) -> None:
         """The server has the posterior of the oracle, and Σ η is the sum of what the clients have."""
-        lam_g, eta = oracle(self.prior, self.c, self.counted if log is None else log)
+        lam_g, eta = oracle(self.prior, self.c, self.counted if log is None else log, self.cuts)
         server = self.ledger.server
         np.testing.assert_allclose(server.lam_g, lam_g, rtol=1e-9, atol=1e-12)
         duals = self.duals()
@@ -121,15 +126,23 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "local": sections["training"], "evaluation": sections["evaluation"], "policy": policy}
 
 
-def oracle(prior: Any, c: Any, log: Iterable[Any]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Lines 1 to 3 for the clients that counted, round after round; "-k" in their place takes client k off."""
-    prior, c = np.asarray(prior), np.asarray(c)
+def oracle(
+    prior: Any, c: Any, log: Iterable[Any], cuts: Iterable[dict[str, float]] = ()
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Lines 1 to 3 for the clients that counted, round after round; "-k" in their place takes client k off.
+
+    `cuts` are the factors of each round.
+    """
+    prior, c, cuts = np.asarray(prior), np.asarray(c), iter(cuts)
     lam_g, eta = prior.copy(), dict[str, np.ndarray]()
     for clients in log:
         if isinstance(clients, str):
             del eta[clients[1:]]
-        elif clients:
-            solved = {k: lam_g + (c[int(k)] - eta.setdefault(k, 0 * prior)) / RHO for k in clients}
+            continue
+        part = next(cuts, {})
+        if clients:
+            step = lambda k, part=part: part.get(k, 1.0) * (c[int(k)] - eta.setdefault(k, 0 * prior)) / RHO
+            solved = {k: lam_g + step(k) for k in clients}
             for k in clients:
                 eta[k] = eta[k] + GAMMA * (solved[k] - lam_g)
             alpha = 1 / (1 + RHO * len(clients))

@@ -164,16 +164,16 @@ def test_everybody_else_must_be_there_to_count_anew(sites):
     sites.run(3)
     node = sites.grid.apps.pop(102)
     with pytest.raises(FedualError, match="After 100 s 2 must be there, or be forgotten, to count Σ η anew"):
-        sites.run(5, forget=["1"])
+        sites.run(5, forget=["1"], keep_shares=False)
     sites.agrees()
     sites.grid.apps[102] = node
     silent = lambda node, message, answer: None if node == 102 and not is_hello(message) else answer()
     with pytest.raises(FedualError, match=r"without the duals of 2 \(no reply in time\): submit the run again"):
-        sites.run(5, silent, forget=["1"])
+        sites.run(5, silent, forget=["1"], keep_shares=False)
     lose(sites, "deleted", "2")
     with pytest.raises(FedualError, match="without 2, whose state is lost: re-admit or forget them, too"):
-        sites.run(5, forget=["1"])
-    sites.run(5, forget=["1", "2"])
+        sites.run(5, forget=["1"], keep_shares=False)
+    sites.run(5, forget=["1", "2"], keep_shares=False)
     assert sites.ledger.acks.keys() == {"0"}
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedual.algorithm import Broadcast, Method
 from fedual.algorithm.round import first_lam
 from fedual.calibration import hold_out
-from fedual.errors import InputError, require_count
+from fedual.errors import InputError, require_count, require_positive
 from fedual.families import Family, Gaussian, check
 from fedual.flower import calibrating, wire
 from fedual.flower.facts import require_fit, shared_facts, standardises
@@ -255,7 +255,9 @@ def request_of(config: Mapping[str, Any]) -> Request:
     number, wait = require_count("number", config["number"], 0), float(config["wait"])
     if (payload := str(config.get("payload", "full"))) not in KINDS:
         raise ValueError(f"its payload is {payload!r}")
-    return Request(experiment_of(config), nonce, None if ack is None else str(ack), number, payload, wait)
+    factor = float(config.get("factor", 1.0))
+    require_positive("factor", factor, most=1.0)
+    return Request(experiment_of(config), nonce, None if ack is None else str(ack), number, payload, wait, factor)
 
 
 @dataclass(frozen=True)

@@ -6,40 +6,55 @@ not at all.
 """
 
 import json
-import math
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from fedual.algorithm import Guards, Info, Method, Natural, ServerState, Totals, Upload, Zero, server_step, total
+from fedual.algorithm import (
+    ExampleWeights,
+    Info,
+    Method,
+    ServerState,
+    Totals,
+    Upload,
+    Zero,
+    server_step,
+    total,
+)  # fmt: skip
+from fedual.algorithm.influence import trimmed
 from fedual.calibration import Calibration, Fold
 from fedual.errors import DataError, InputError
-from fedual.families import finite, inner
-from fedual.flower.payload import decode
+from fedual.flower.updates import UNSOUND, Reply, checked, judge, require, shortened, stacked
 from fedual.flower.wire import brief
 from fedual.networks.targets import Sums, Targets, pooled
 from fedual.rundir.atomic import PRIVATE, store
 from fedual.rundir.checksum import is_sealed, parse, seal, verify
 
+MOST = 3.0
+"""A site counts for at most so many times the examples of the smaller half of the sites together, from three sites on.
+
+With sites of one size that is three fifths of N. A minority can neither raise it nor take a large site's data away.
+"""
+WINDOW = 5
+"""Rounds whose updates say what size is usual; in a federation that converges sizes fall from round to round."""
+DUALS = "eta."
+"""The prefix of the η_k in the ledger's file."""
 FORMAT, UNSEALED = "fedual-ledger-2", "fedual-ledger-1"
 """Ledgers of the first format have no checksum."""
 
 
-class Reply(NamedTuple):
-    """A client's reply as it was sent."""
+class Closed(NamedTuple):
+    """A round after line 3."""
 
-    client: str
-    nonce: str
-    payload: str
-    tensors: Mapping[str, Tensor]
-    examples: float
-    guards: Guards = Guards()
+    info: Info
+    counted: list[str]  # in the order of their numbers
+    refused: dict[str, str]  # and why
+    cut: dict[str, float]  # the factors c_k < 1
 
 
 class Badge(NamedTuple):
@@ -66,7 +81,9 @@ class Ledger:
         calibration: Of the posterior after the round `calibrated`.
         calibrated: The round after which calibration was last tried, with or without an answer.
         noise: The variance of the noise that was learnt after the last round, in units of the targets' variance.
-        usual: The largest median size of a round's updates so far.
+        sizes: Sizes of the updates of the last `WINDOW` rounds, with their sites' examples.
+        factors: For each client the factor by which its last update that counted was cut, where it was.
+        shares: For each client its η_k as the server infers it; None if they are not kept.
         id: A random name of this ledger.
         starts: How often a server has opened it.
         run: The digest of the run's config; None if an earlier version began the run.
@@ -84,7 +101,9 @@ class Ledger:
     calibration: Calibration | None = None
     calibrated: int | None = None
     noise: Tensor | None = None
-    usual: float = 0.0
+    sizes: list[list[tuple[float, float]]] = field(default_factory=list)
+    factors: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, Tensor] | None = field(default_factory=dict)
     id: str = field(default_factory=lambda: token_hex(4))
     starts: int = 0
     run: str | None = None
@@ -105,13 +124,16 @@ class Ledger:
             "fold": self.fold,
             "calibration": None if self.calibration is None else self.calibration.to_dict(),
             "calibrated": self.calibrated,
-            "usual": self.usual,
+            "sizes": self.sizes,
+            "factors": self.factors,
+            "keeps": self.shares is not None,
             "id": self.id,
             "starts": self.starts,
         }
+        shares = {f"{DUALS}{self.numbers[client]}": eta for client, eta in (self.shares or {}).items()}
         tensors = {
             name: value.cpu().clone(memory_format=torch.contiguous_format)
-            for name, value in self.server.tensors().items()
+            for name, value in {**self.server.tensors(), **shares}.items()
         }
         about = {"format": FORMAT, "ledger": json.dumps(meta)} | ({} if self.run is None else {"run": self.run})
         content = seal(tensors, about)
@@ -144,12 +166,17 @@ class Ledger:
         if run is not None and about.get("run") != run:
             raise InputError(f"{path} belongs to a run with another config: restore the file of this run.")
         shapes = lambda named: {name: (value.shape, value.dtype) for name, value in named.items()}
+        kept = {name: tensors.pop(name) for name in list(tensors) if name.startswith(DUALS)}
         if shapes(tensors) != shapes(like.tensors()):
             raise InputError(f"{path} belongs to another model or method: choose another experiment or folder.")
         if not torch.equal(tensors["prior"], like.prior):
             raise InputError(f"{path} belongs to a run with another prior: choose another experiment or folder.")
         server = ServerState(**{"start": None, **tensors}, round=meta["round"], moved=meta["moved"])
-        rest = {key: meta[key] for key in ("acks", "numbers", "usual", "id", "starts")}
+        rest = {key: meta[key] for key in ("acks", "numbers", "id", "starts")}
+        # an earlier fedual kept one usual size, and no shares
+        rest["sizes"] = [[tuple(pair) for pair in pairs] for pairs in meta.get("sizes", [])]
+        rest["factors"], names = meta.get("factors", {}), {f"{DUALS}{n}": name for name, n in meta["numbers"].items()}
+        rest["shares"] = {names[name]: eta for name, eta in kept.items()} if meta.get("keeps", True) else None
         rest["badges"] = {client: Badge(*badge) for client, badge in meta.get("badges", {}).items()}
         rest |= {"examples": meta.get("examples", {}), "targets": Targets.from_dict(meta.get("targets"))}
         rest["noise"] = None if meta.get("noise") is None else torch.tensor(meta["noise"], dtype=torch.float64)
@@ -169,10 +196,39 @@ class Ledger:
         return [client for client in self.numbers if client not in self.forgotten]
 
     @property
+    def trained(self) -> dict[str, float]:
+        """For each member N_k without what it holds out: as it said when it joined, and as its replies must say."""
+        known = {client: self.examples.get(client, 0.0) for client in self.members}
+        return {
+            client: size - (0 if self.fold is None else self.fold.size(int(size))) for client, size in known.items()
+        }
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """For each member the N_k with which it counts: at most `MOST` times the smaller half of the sites together."""
+        trained = self.trained
+        if len(trained) < 3:
+            return trained
+        most = MOST * sum(sorted(trained.values())[: (len(trained) + 1) // 2])
+        return {client: min(size, most) for client, size in trained.items()}
+
+    @property
     def total(self) -> float:
-        """N, the examples on which the members train."""
-        known = [self.examples.get(client, 0.0) for client in self.members]
-        return sum(known) - (0 if self.fold is None else sum(self.fold.size(int(size)) for size in known))
+        """N, the examples on which the members train, as they count."""
+        return sum(self.counts.values())
+
+    @property
+    def capped(self) -> dict[str, tuple[float, float]]:
+        """The members that count for fewer examples than they said: both numbers."""
+        counts = self.counts
+        return {client: (size, counts[client]) for client, size in self.trained.items() if counts[client] < size}
+
+    def method_of(self, client: str, method: Method) -> Method:
+        """The method that a site is sent: a site whose examples are capped gets a larger unit, w_k is N_k/unit."""
+        if method.weighting is None or client not in self.capped:
+            return method
+        said, counted = self.capped[client]
+        return replace(method, weighting=ExampleWeights(method.weighting.unit * said / counted))
 
     def standardise(self) -> None:
         """Fix the unit of the targets before the first round, from the sums of the members at that time."""
@@ -215,46 +271,57 @@ class Ledger:
         return None
 
     def close(
-        self, method: Method, replies: Sequence[Reply], nonce: str, ratio: float | None
-    ) -> tuple[Info, list[str], dict[str, str]]:
-        """Run line 3 with the replies that are valid; return its diagnostics, who counted, and why others did not.
-
-        The size of an update is ⟨λ_k − λ_g, μ_k − μ_g⟩ = KL(q_k ‖ q_g) + KL(q_g ‖ q_k), because in one direction alone
-        a precision that is a million times too large costs only a few nats. It is compared with the largest median of
-        any round so far: in a federation that has converged updates are tiny, but that of a new client is not.
+        self, method: Method, replies: Sequence[Reply], nonce: str, largest: float | None, robust: str | None = None
+    ) -> Closed:
+        """Run line 3 with the replies that are valid, each cut to what `fedual.algorithm.influence` allows.
 
         Args:
             method: The method of this round.
             replies: The replies.
             nonce: The name of this attempt at the round.
-            ratio: An update counts only if its size is at most this many times the usual one; None is no limit.
+            largest: An update that is so many times too large is refused, and not cut; None is no limit.
+            robust: As in `Policy`.
         """
-        uploads, sizes, refused = dict[str, Upload](), dict[str, float](), dict[str, str]()
-        broadcast = self.server.broadcast(method.dual, len(self.members))
-        mu_g = method.family.expectation(broadcast.lam_g)
-        for reply in replies:
-            try:
-                uploads[reply.client], sizes[reply.client] = self._checked(method, reply, nonce, broadcast.lam_g, mu_g)
-            except (InputError, RuntimeError) as error:  # linear algebra fails with a RuntimeError
+        members, trained, counts = self.members, self.trained, self.counts
+        broadcast = self.server.broadcast(method.dual, len(members))
+        uploads, refused = dict[str, Upload](), dict[str, str]()
+        for reply in sorted(replies, key=lambda reply: self.numbers[reply.client]):  # so that sums do not depend on
+            try:  # who came first
+                upload = checked(method, reply, nonce, broadcast.lam_g, trained[reply.client])
+                examples = torch.tensor([counts[reply.client]], dtype=torch.float64)
+                uploads[reply.client] = upload._replace(num_examples=examples)
+            except UNSOUND as error:
                 refused[reply.client] = brief(error)
-        # the lower median, so that one of two cannot set the scale; a single update is compared with earlier rounds
-        median = lambda: statistics.median_low(sizes[client] for client in uploads)
-        usual = max(self.usual, median()) if len(uploads) > 2 else self.usual
-        for client in list(uploads):
-            if ratio is not None and usual > 0 and sizes[client] > ratio * usual:
-                refused[client] = f"its update is too large: of size {sizes[client]:.3g}, where {usual:.3g} is usual"
-                del uploads[client]
-        if uploads:
-            self.usual = max(self.usual, median())
-        counted = sorted(uploads, key=self.numbers.__getitem__)
-        members = self.members
+        alone, earlier = len(members) < 2, [pair for pairs in self.sizes for pair in pairs]
+        verdict = judge(method, broadcast.lam_g, uploads, earlier, None if alone else largest, robust)
+        cut, refused = verdict.cut, refused | verdict.refused
+        uploads = {client: upload for client, upload in uploads.items() if client not in refused}
+        self.sizes = [*self.sizes, verdict.sizes][-WINDOW:] if uploads else self.sizes
         totals = Totals.none(len(members))
-        for client in counted:  # in the order of their numbers, so that the sum does not depend on who came first
+        for client in uploads:
+            uploads[client] = shortened(uploads[client], broadcast.lam_g, cut.get(client, 1.0))
             row = torch.tensor([members.index(client)])
-            totals = totals.plus(total(method, broadcast, uploads.pop(client), row, len(members)))
+            own = total(method, broadcast, uploads[client], row, len(members))
+            if not isinstance(method.dual, Zero):
+                self._keep(client, cast(Tensor, own.eta))
+            totals = totals.plus(own)
+        if robust == "trimmed" and uploads:
+            rows = torch.tensor([members.index(client) for client in uploads])
+            totals = trimmed(method, broadcast, stacked([*uploads.values()]), rows, len(members))
         self.server, info = server_step(method, self.server, totals)
-        self.acks |= dict.fromkeys(counted, nonce)
-        return info, counted, refused
+        self.acks |= dict.fromkeys(uploads, nonce)
+        self.factors = {client: c for client, c in self.factors.items() if client not in uploads} | cut
+        return Closed(info, [*uploads], refused, cut)
+
+    def keep(self, shares: bool) -> None:
+        """Keep every η_k from now on, or drop them."""
+        if shares != (self.shares is not None):
+            self.shares = {} if shares else None
+
+    def _keep(self, client: str, change: Tensor) -> None:
+        """Add to a client's η_k; where its beginning is unknown, nothing is kept."""
+        if self.shares is not None and (client in self.shares or client not in self.acks):
+            self.shares[client] = change + self.shares.get(client, torch.zeros_like(change))
 
     def recount(self, shares: Mapping[str, Tensor]) -> None:
         """Compute Σ_k η_k anew from the clients that still have their dual; all others start again.
@@ -268,54 +335,21 @@ class Ledger:
         eta_sum = torch.zeros_like(self.server.eta_sum)
         for client in sorted(shares, key=self.numbers.__getitem__):
             try:
-                _require("dual", shares[client], eta_sum)
+                require("dual", shares[client], eta_sum)
             except InputError as error:
                 raise InputError(
                     f"Σ η cannot be counted anew with client {client}, because {error}: forget it, too."
                 ) from None
             eta_sum += shares[client]
         self.server = self.server._replace(eta_sum=eta_sum)
+        self.shares = None if self.shares is None else dict(shares)
         for client in self.acks.keys() - shares.keys():
             self.release(client)
 
     def release(self, client: str) -> None:
         """Let a client start again; its dual must not be part of Σ_k η_k any more."""
         self.acks.pop(client, None)
+        self.factors.pop(client, None)
+        if self.shares is not None:
+            self.shares.pop(client, None)
         self.forgotten.discard(client)
-
-    def _checked(self, method: Method, reply: Reply, nonce: str, lam_g: Tensor, mu_g: Tensor) -> tuple[Upload, float]:
-        """The upload in a reply, and its size; an InputError says why it is refused."""
-        rest = dict(reply.tensors)
-        if reply.nonce != nonce:
-            raise InputError("its reply is to another attempt at a round")
-        expected = [] if isinstance(method.dual, Natural | Zero) else ["eta_change"]
-        expected += ["before"] * method.server.remembers + ["lam"] * (reply.payload == "full")
-        sent = {name: _require(name, rest.pop(name, None), lam_g) for name in expected}
-        if reply.payload == "full":
-            if rest:
-                raise InputError(f"it sent {', '.join(sorted(rest))}, for which nobody asked")
-            lam = sent["lam"]
-        else:
-            lam = lam_g + decode(rest, reply.payload, lam_g)
-        if not method.family.inside(lam[None]):
-            raise InputError(f"its λ is outside the domain of {method.family}: {method.family.domain}")
-        size = float(inner(lam - lam_g, method.family.expectation(lam) - mu_g))
-        if not math.isfinite(size):
-            raise InputError("its update is too large: its size is not finite")
-        stack = lambda name: sent[name][None] if name in sent else None
-        examples = torch.tensor([reply.examples], dtype=torch.float64)
-        guards = reply.guards.each(lambda fraction: torch.tensor([fraction]))
-        upload = Upload(torch.tensor([True]), lam[None], stack("eta_change"), stack("before"), examples, guards)
-        return upload, size
-
-
-def _require(name: str, value: Tensor | None, like: Tensor) -> Tensor:
-    """A tensor that a client sent, if it has the shape and the type of `like` and finite values."""
-    if value is None:
-        raise InputError(f"it sent no {name}")
-    if value.shape != like.shape or value.dtype != like.dtype:
-        shapes = f"{value.dtype} {tuple(value.shape)}, not {like.dtype} {tuple(like.shape)}"
-        raise InputError(f"its {name} is {shapes}")
-    if not finite(value):
-        raise InputError(f"its {name} contains NaN or infinity")
-    return value

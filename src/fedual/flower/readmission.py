@@ -1,25 +1,28 @@
-"""Clients that start anew or leave: Σ_k η_k is summed again from the clients that still have their η_k.
+"""Clients that start anew or leave: their η_k no longer counts in Σ_k η_k.
 
-The server knows only the sum. A client that lost its η_k or leaves for good still counts in it, and its part can be
-removed only by adding up all others, which are asked for their η_k this once. Nothing changes at the clients, so that a
-server that is killed in between can start over.
+A client that lost its η_k or leaves for good still counts in the sum. Where the server keeps each η_k (`Ledger.shares`)
+it adds up those of the others and believes nobody. Otherwise it knows only the sum, and asks all others for their η_k
+this once. Nothing changes at the clients, so that a server that is killed in between can start over.
 """
 
+import math
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from logging import INFO
 
+import torch
 from flwr.app import Message, MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedual.algorithm import Method, Zero
+from fedual.algorithm import Method, Zero, influence
 from fedual.errors import FedualError, InputError
 from fedual.flower import wire
 from fedual.flower.ledger import Ledger
 from fedual.flower.replies import by_client
 from fedual.flower.roster import Roster
+from fedual.flower.updates import UNSOUND, require
 
 HEADERS = 4096
 """Bytes that a reply may take beyond its numbers."""
@@ -46,7 +49,8 @@ def recount(
     concerned = ledger.acks.keys() & {*readmit, *forget}
     shares: dict[str, Tensor] = {}
     if concerned and not isinstance(method.dual, Zero):
-        others = [client for client in ledger.acks if client not in forget]
+        knows = ledger.shares is not None and ledger.shares.keys() >= ledger.acks.keys()
+        others = [client for client in ledger.acks if client not in forget and (client in readmit or not knows)]
         roster.gather(grid, ledger, others)
         shares, lost = _ask(grid, ledger, roster, others)
         if gone := [client for client in lost if client not in readmit]:
@@ -56,6 +60,11 @@ def recount(
             )
         if intact := [client for client in readmit if client in shares]:
             log(INFO, "not re-admitted, for their state is intact: %s", ", ".join(intact))
+        if knows:
+            kept = ledger.shares or {}
+            shares = {client: kept[client] for client in ledger.acks if client not in {*lost, *forget}}
+        else:
+            _check(ledger, method, shares)
         if concerned - shares.keys():
             ledger.recount(shares)
     for client in {*readmit, *forget} - shares.keys():
@@ -70,7 +79,10 @@ def _ask(grid: Grid, ledger: Ledger, roster: Roster, clients: Collection[str]) -
     """The clients' duals of their last round that counted, and the clients that lost theirs."""
     nonce, timeout = secrets.token_hex(8), roster.policy.timeout
     common = {"action": "share", "experiment": roster.experiment, "nonce": nonce, "wait": timeout}
-    question = lambda client: {**common, "number": ledger.numbers[client], "ack": ledger.acks[client]}
+    question = lambda client: (
+        {**common, "number": ledger.numbers[client], "ack": ledger.acks[client]}
+        | ({"factor": ledger.factors[client]} if client in ledger.factors else {})
+    )
     asked = {
         client: Message(wire.pack({}, question(client)), roster.nodes[client], MessageType.QUERY)
         for client in clients
@@ -98,3 +110,32 @@ def _ask(grid: Grid, ledger: Ledger, roster: Roster, clients: Collection[str]) -
             "them, too."
         )
     return shares, lost
+
+
+def _check(ledger: Ledger, method: Method, shares: Mapping[str, Tensor]) -> None:
+    """Refuse the η_k of sites that would move q_g much further than those of most sites, or out of its domain.
+
+    The sum of all η_k is known: without the clients that are missing, λ_0 + Σ η must still be inside.
+
+    Raises:
+        FedualError: A site is named, or the sum is wrong; nothing changed.
+    """
+    family, lam_g, counts = method.family, ledger.server.lam_g, ledger.counts
+    moves, wrong = {client: eta / len(ledger.members) for client, eta in shares.items()}, dict[str, str]()
+    for client, move in moves.items():
+        try:
+            require("dual", shares[client], lam_g)
+            if not float(influence.sizes(family, lam_g, move[None])[0]) < math.inf:
+                raise InputError("its dual is too large: its size is not finite")
+        except UNSOUND as error:
+            wrong[client] = wire.brief(error)
+    if not wrong and len(moves) > 1:
+        stack, examples = torch.stack([*moves.values()]), torch.tensor([counts[client] for client in moves]).double()
+        found = influence.sizes(family, lam_g, stack)
+        cut, _ = influence.factors(family, lam_g, stack, examples, found, 0.0, influence.DEFAULT)
+        wrong = {client: "its dual is too large" for client, c in zip(moves, cut.tolist(), strict=True) if c < 1}
+    for client, why in wrong.items():
+        raise FedualError(f"Σ η cannot be counted anew with client {client}, because {why}: forget it, too.")
+    rest = ledger.server.prior + sum(shares.values(), torch.zeros_like(lam_g))
+    if not family.inside(rest):
+        raise FedualError("Σ η cannot be counted anew: λ_0 + Σ η is outside the domain; choose another experiment.")

@@ -9,7 +9,7 @@ from flwr.app import Message
 from fedual.algorithm import Guards
 from fedual.errors import InputError
 from fedual.flower import wire
-from fedual.flower.ledger import Reply
+from fedual.flower.updates import Reply
 
 
 def by_client(replies: Iterable[Message], asked: Mapping[str, Message]) -> Iterator[tuple[str, Message]]:

@@ -28,6 +28,11 @@ POLL = 0.2
 LONGEST_ID = 200
 """The largest number of letters in a client's id."""
 
+ROBUST = ("share", "trimmed")
+"""What `Policy.robust` may be."""
+MOST_EXAMPLES = 1e12
+"""More examples than any site has; beyond it arithmetic is no longer exact."""
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -40,8 +45,12 @@ class Policy:
         enough: When this share of the replies has arrived, the others have `grace` seconds left.
         grace: Seconds for stragglers, for a new node before a round starts without it, and before a node that was
             turned away is asked again.
-        largest: An update counts only if its size KL(q_k ‖ q_g) + KL(q_g ‖ q_k) is at most this many times the usual
-            one: the median of the round (of three or more), or the largest such median so far; None is no limit.
+        largest: An update is cut where it would move q_g too far (`fedual.algorithm.influence`), and refused where it
+            is more than so many times too large; None is no limit.
+        robust: "share" cuts every update to what half of the sites do, "trimmed" leaves the largest and the smallest
+            third of each coordinate out; None does neither (docs/how-to/dishonest-sites.md).
+        keep_shares: Keep every site's η_k, which the server infers, so that forgetting and re-admitting a site needs
+            nobody's word.
         payload: "full", "bf16" or "int8": how λ_k − λ_g travels.
         evaluate_clients: Let the sites evaluate every round on their own data.
         readmit: Clients that lost their state, or were forgotten, and start again.
@@ -55,7 +64,9 @@ class Policy:
     timeout: float = 3600.0
     enough: float = 1.0
     grace: float = 30.0
-    largest: float | None = 1e4
+    largest: float | None = 100.0
+    robust: str | None = None
+    keep_shares: bool = True
     payload: str = "full"
     evaluate_clients: bool = False
     readmit: Sequence[str] = ()
@@ -76,6 +87,8 @@ class Policy:
                 raise InputError(f"{name} = {getattr(self, name)!r}: it must be a number of seconds, at least 0.")
         if self.largest is not None:
             require_positive("largest", self.largest)
+        if self.robust not in (None, *ROBUST):
+            raise InputError(f"robust = {self.robust!r}: choose {' or '.join(ROBUST)}, or None.")
 
 
 class Rejection(NamedTuple):
@@ -242,6 +255,8 @@ class Roster:
             return rejection
         if not (isinstance(examples, int | float) and 0 < examples < math.inf):
             return Rejection(client, "it does not say how many examples it has")
+        if examples > MOST_EXAMPLES:
+            return Rejection(client, f"it says that it has {examples:g} examples: nobody has that many")
         if (why := self._difference(config)) is not None:
             return Rejection(client, why)
         if self.standardise:
@@ -275,6 +290,7 @@ class Roster:
         number = lambda client: (0, int(client), "") if client.isdecimal() else (1, 0, client)
         for client in sorted(self._candidates, key=number):
             node, badge, examples, sums = self._candidates.pop(client)
+            before = ledger.examples.get(client, examples)
             rejection = self._stranger(ledger, client, badge)  # again, because others were admitted in the meantime
             if rejection is None and (why := ledger.admit(client, badge, examples, sums)) is not None:
                 rejection = Rejection(client, why)
@@ -283,6 +299,14 @@ class Roster:
             else:
                 self.nodes[client] = node
                 self.rejected.pop(node, None)
+                if before != examples:
+                    log(
+                        WARNING,
+                        "client %s says that it has %g examples, where it had %g",
+                        client,
+                        examples,
+                        before,
+                    )
 
     def _missing(self, wanted: Collection[str] | None) -> str:
         """Which clients are missing, in words; empty if none is."""

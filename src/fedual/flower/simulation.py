@@ -118,7 +118,7 @@ def simulate(
     from flwr.simulation import run_simulation
 
     folder, failed = Path(out).absolute(), list[Exception]()
-    policy = Policy(min_clients=len(clients))
+    policy = Policy(min_clients=len(clients), largest=None)  # these sites are trusted, as in `fedual.fit`
     strategy = BayesianADMM(
         model, method, rounds, experiment="simulation", out=folder, seed=seed, loss=loss, policy=policy,
         **settings,

@@ -29,6 +29,7 @@ class Request(NamedTuple):
     number: int  # the client's number, on which its random draws depend
     payload: str = "full"
     wait: float = 60.0  # seconds to wait for an earlier message that is still being answered
+    factor: float = 1.0  # by which the server cut the client's last update that counted
 
 
 class Answer(NamedTuple):
@@ -82,7 +83,7 @@ class Site:
         with opened(self.folder, request.experiment, self.client, request.wait) as vault:
             if vault.answered is not None and overtaken(request.nonce, vault.answered):
                 raise Refusal(f"Client {self.client} has answered a later message than {request.nonce}: ignore it.")
-            rows = vault.settle(request.ack)
+            rows = vault.settle(request.ack, request.factor)
             answer, kept = self._solve(method, broadcast, request, fresh | (rows or {}))
             vault.put(request.nonce, kept)
         return answer
@@ -90,7 +91,7 @@ class Site:
     def share(self, request: Request) -> Tensor:
         """Return η_k as the server counted it, from which Σ_k η_k is computed anew."""
         with opened(self.folder, request.experiment, self.client, request.wait) as vault:
-            rows = vault.settle(request.ack)
+            rows = vault.settle(request.ack, request.factor)
         if rows is None or "eta" not in rows:
             raise Refusal(f"Client {self.client} has no dual in round {request.ack}: leave it out.")
         return rows["eta"]

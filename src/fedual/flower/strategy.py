@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedual import methods
 from fedual.algorithm import Method, server_init
+from fedual.algorithm.influence import by_coordinate
 from fedual.calibration import Fold, Mode, Trained, part_held_out, require_mode
 from fedual.defaults import Federation, resolve, resolve_training
 from fedual.errors import DivergedError, FedualError, InputError, require_count
@@ -91,6 +92,11 @@ class BayesianADMM(Strategy):
         self.local, self.evaluation, self.policy, self.rounds = local, evaluation, policy, rounds
         training = resolve_training(local, self.method, 1.0)
         training.in_round(self.method, rounds - 1, rounds)  # refuses a learning rate that ends at 0
+        if policy.robust == "trimmed" and (policy.readmit or policy.forget or not by_coordinate(self.method.family)):
+            raise InputError(
+                f"robust = 'trimmed' goes with families whose parameters are apart, not with {self.method.family}, and "
+                "its Σ η has no part of one client: choose 'share', or another experiment."
+            )
         if (policy.readmit or policy.forget) and self.method.server.remembers:
             raise InputError(
                 f"The server of {self.method.server} adds up changes, from which one client's part cannot be "
@@ -155,6 +161,7 @@ class BayesianADMM(Strategy):
             if self.roster.standardise and self.network is not None:
                 self.network.targets = self.ledger.targets
             self.summary()
+            self.ledger.keep(self.policy.keep_shares)
             if self.policy.readmit or self.policy.forget:
                 recount(grid, self.ledger, self.roster, self.method, self.policy.readmit, self.policy.forget)
                 self.ledger.save(home.checkpoint)
@@ -228,11 +235,12 @@ class BayesianADMM(Strategy):
             "moved": server.moved,
             "payload": self.policy.payload,
             "wait": self.policy.timeout,
-            "method": json.dumps(self.method_now.to_dict()),
             "train": json.dumps({"seed": self.draws.seed, **self.training.to_dict()}),
         }
         for client in self.roster.choose(ledger, turn, self.local.participation):
             own = {**common, "number": ledger.numbers[client], "ack": ledger.acks.get(client)}
+            own |= {"factor": ledger.factors.get(client)}
+            own |= {"method": json.dumps(ledger.method_of(client, self.method_now).to_dict())}
             self.asked[client] = Message(wire.pack(shared, own), self.roster.nodes[client], MessageType.TRAIN)
         return self.asked.values()
 
@@ -247,7 +255,8 @@ class BayesianADMM(Strategy):
                 up += wire.nbytes(message.content.array_records[wire.ARRAYS])
             except InputError as error:
                 left_out[client] = str(error)
-        info, counted, refused = self.ledger.close(method, valid, self.nonce, self.policy.largest)
+        policy = self.policy
+        info, counted, refused, cut = self.ledger.close(method, valid, self.nonce, policy.largest, policy.robust)
         left_out = {client: why for client, why in (left_out | refused).items() if client not in counted}
         self.last = {
             "active": len(self.asked),
@@ -255,6 +264,8 @@ class BayesianADMM(Strategy):
             "refused": len(left_out),
             "clients": counted,
             "left_out": left_out,
+            "cut": cut,
+            "capped": self.ledger.capped,
             "tau": method.tau,
             "shortened": info.shortened,
             **info.guards._asdict(),
@@ -363,3 +374,5 @@ class BayesianADMM(Strategy):
         log(INFO, "round %s: %s", record["round"], ", ".join([f"{record['counted']} clients counted", *figures]))
         for client, why in record["left_out"].items():
             log(WARNING, "round %s left out client %s: %s", record["round"], client, why)
+        for client, factor in record["cut"].items():
+            log(WARNING, "round %s cut the update of client %s to %.3g of its length", record["round"], client, factor)

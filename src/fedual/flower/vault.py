@@ -32,6 +32,8 @@ from fedual.rundir.locking import locked
 
 Rows = dict[str, Tensor]
 """What a client keeps, by name."""
+DUAL = "eta"
+"""The row of the dual."""
 FORMAT = "fedual-vault-1"
 REMEDY = "re-admit this client at the server (docs/how-to/deploy.md)"
 
@@ -101,11 +103,13 @@ class Vault:
         """The nonce of the last round that was answered, whether or not it counted."""
         return None if self._pending is None else self._pending.nonce
 
-    def settle(self, ack: str | None) -> Rows | None:
+    def settle(self, ack: str | None, factor: float = 1.0) -> Rows | None:
         """Take the rows of the round that counted; the file stays as it is until `put`.
 
         Args:
             ack: The nonce of this client's last round that counted; None if the server has counted none.
+            factor: By what the server cut the update of that round: η_k has moved by this part of its step. Rows that
+                are kept as committed have it already.
 
         Returns:
             A copy of the rows; None to start from zero.
@@ -122,6 +126,10 @@ class Vault:
             )
         # both copies stay in memory, because they stay on disk if `put` fails
         self._base = None if ack is None else copies[ack]
+        if factor != 1 and self._base is self._pending and self._base is not None and DUAL in self._base.rows:
+            eta, before = self._base.rows[DUAL], {} if self._committed is None else self._committed.rows
+            before = before.get(DUAL, torch.zeros_like(eta))
+            self._base = Copy(self._base.nonce, {**self._base.rows, DUAL: before + factor * (eta - before)})
         self._settled = True
         return None if self._base is None else _clone(self._base.rows)
 
