@@ -12,7 +12,7 @@ import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "fedual"
 FLOORS = [
-    {"errors", "_version", "texts", "memory", "parsing"},
+    {"errors", "_version", "texts", "memory", "parsing", "forms"},
     {"parts"},
     {"families"},
     {"algorithm"},
@@ -21,6 +21,7 @@ FLOORS = [
     {"settings", "defaults", "networks"},
     {
         "rundir",
+        "stored",
         "metrics",
         "backends",
         "posterior",

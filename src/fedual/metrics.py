@@ -286,6 +286,11 @@ def regression_predictive(
     f: Tensor, targets: Targets | None, noise: Tensor | None, loss: str, noise_in_q: bool = False
 ) -> RegressionPrediction:
     """The prediction of S networks' outputs f `(S, N, D)` in standard units; see `Posterior.predict`."""
+    for what, known in (("noise", noise), ("targets", None if targets is None else targets.mean)):
+        if known is not None and len(known) not in (1, f.shape[-1]):
+            raise InputError(
+                f"The {what} is of {len(known)} outputs, the network has {f.shape[-1]}: give one for each."
+            )
     variance = torch.ones((), dtype=f.dtype) if noise is None else noise
     mean, deviation = f.mean(0), f.std(0, correction=0)
     deviation = deviation if noise_in_q else deviation * variance.sqrt().to(f)

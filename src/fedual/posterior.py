@@ -34,9 +34,11 @@ from fedual.metrics import (
 from fedual.models import MODELS, build
 from fedual.networks.network import Network
 from fedual.networks.targets import Targets
+from fedual.parsing import parsing
 from fedual.rundir.atomic import store
 from fedual.rundir.checksum import seal
 from fedual.rundir.posterior_file import FORMAT, read
+from fedual.stored import require_posterior
 from fedual.summary import table
 
 if TYPE_CHECKING:
@@ -310,25 +312,42 @@ class Posterior:
         function that makes it from the settings that the file has for it, if any.
         """
         about, tensors = read(Path(path))
+        require_posterior(Path(path), about, tensors)
+        with parsing(path, "has other content than fedual writes", "save it again"):
+            return cls._restored(path, about, tensors, model, device)
+
+    @classmethod
+    def _restored(
+        cls,
+        path: str | os.PathLike[str],
+        about: dict[str, Any],
+        tensors: dict[str, Tensor],
+        model: nn.Module | Network | Callable[..., nn.Module | Network] | None,
+        device: torch.device | str | None,
+    ) -> "Posterior":
+        """The posterior of a file whose content has the right form."""
         under = lambda prefix: {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
         lam, config = tensors["lam"], about["config"]
-        settings = (config or {}).get("settings", {})
+        settings, layout = (config or {}).get("settings", {}), about["parameters"]
+        names = {name for name, _, _, trained in layout if trained}
         if model is None:
             if not config or config.get("model") not in MODELS:
                 name = repr(config["model"]) if config and "model" in config else "one without a name"
                 remedy = "give it, `load(path, model=…)` or --model module:function"
                 raise InputError(f"{path} belongs to a model that fedual does not have, {name}: {remedy}.")
+            try:
+                with torch.device("meta"):  # its sizes, without memory
+                    sketch = build(config["model"], **settings).to(lam.dtype)
+            except InputError as error:
+                raise DataError(f"{path} describes a model that cannot be made: {error}") from None
+            _require_layout(path, layout, sketch, names)
             model = build(config["model"], **settings).to(lam.dtype)
         elif not isinstance(model, nn.Module | Network):
             model = model(**settings)
         model = model.model if isinstance(model, Network) else model
         if about["family"] == Full.__name__:  # `fedual.fit` works in double precision, whatever the model's
             model = copy.deepcopy(model).to(lam.dtype)
-        names = {name for name, _, _, trained in about["parameters"] if trained}
-        for stored, present in zip_longest(about["parameters"], _layout(model, names)):
-            if stored != present:
-                words = lambda entry: f"{entry[0]} {tuple(entry[1])} of {entry[2]}" if entry else "no more parameters"
-                raise InputError(f"The model is not that of {path}: it has {words(present)}, the file {words(stored)}.")
+        _require_layout(path, layout, model, names)
         network = Network(model, names.__contains__, about["scale"], config, Targets.from_dict(about.get("targets")))
         network.to(device or network.device)
         network.model.load_state_dict(under("frozen."), strict=False)
@@ -336,15 +355,12 @@ class Posterior:
             arguments = {name: value.to(network.device) for name, value in under("family.").items()}
             family = FAMILIES[about["family"]](**about["arguments"], **arguments)
             check(family, lam)
+            noise = None if about.get("noise") is None else torch.tensor(about["noise"], dtype=torch.float64)
+            calibration = Calibration.from_dict(about.get("calibration"))
+            loss, in_q = about["loss"], about.get("noise_in_q", False)
+            return cls(network, family, lam.to(network.device), about["tau"], loss, noise, calibration, in_q)
         except FedualError as error:
             raise DataError(f"{path} is damaged: {error}") from None
-        noise = None if about.get("noise") is None else torch.tensor(about["noise"], dtype=torch.float64)
-        try:
-            calibration = Calibration.from_dict(about.get("calibration"))
-        except (InputError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is damaged: its calibration cannot be read ({error}).") from None
-        loss, in_q = about["loss"], about.get("noise_in_q", False)
-        return cls(network, family, lam.to(network.device), about["tau"], loss, noise, calibration, in_q)
 
     def __repr__(self) -> str:
         point = " (spread of the prior: a point estimate)" if is_point(self.family) else ""
@@ -358,6 +374,16 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
     """All that a model's outputs depend on: its parameters (tied ones once) and the buffers that it stores."""
     stored = model.state_dict().keys()
     return dict(model.named_parameters()) | {name: b for name, b in model.named_buffers() if name in stored}
+
+
+def _require_layout(
+    path: str | os.PathLike[str], layout: list[Any], model: nn.Module, trained: Collection[str]
+) -> None:
+    """Refuse a model whose parameters are not those of a file."""
+    for stored, present in zip_longest(layout, _layout(model, trained)):
+        if stored != present:
+            words = lambda entry: f"{entry[0]} {tuple(entry[1])} of {entry[2]}" if entry else "no more parameters"
+            raise InputError(f"The model is not that of {path}: it has {words(present)}, the file {words(stored)}.")
 
 
 def _layout(model: nn.Module, trained: Collection[str]) -> list[list[Any]]:

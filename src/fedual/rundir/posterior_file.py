@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedual.errors import DataError
+from fedual.parsing import loads, parsing, read_bytes
 from fedual.rundir.checksum import parse, verify
 
 FORMAT, FORMAT_1 = "fedual-posterior-2", "fedual-posterior-1"
@@ -18,19 +19,16 @@ LONGEST_HEADER = 100_000_000
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What a file says about a posterior, and its tensors."""
-    try:
-        content = path.read_bytes()
+    with parsing(path, "is damaged or not a safetensors file", "save it again"):
+        content = read_bytes(path)
         about, tensors = parse(content)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error}): give a file that `save` wrote.") from None
-    except ValueError as error:
-        raise DataError(f"{path} is damaged or not a safetensors file ({error}): save it again.") from None
     form, digest, _ = about.pop("format", None), about.pop("sha256", None), about.pop("run", None)
     if form not in (FORMAT, FORMAT_1):
         raise DataError(f"{path} has the format {form!r}, not {FORMAT!r}: give a file that this version can read.")
     if not (verify(content) if form == FORMAT else digest == _digest_1(tensors, about)):
         raise DataError(f"{path} is damaged (its checksum is wrong): save it again.")
-    return {name: json.loads(value) for name, value in about.items()}, tensors
+    with parsing(path, "has metadata that are no JSON", "save it again"):
+        return {name: loads(value) for name, value in about.items()}, tensors
 
 
 def header(path: Path) -> dict[str, str]:
