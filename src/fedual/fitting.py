@@ -94,7 +94,7 @@ def fit(
     resumed = RunDirectory.open(path).config if path and resume and (path / "config.json").exists() else None
     # older runs held nothing out
     mode = require_mode("point" if resumed is not None and "posterior" not in resumed else posterior)
-    as_before = resumed is None or resumed.get("method", {}).get("solver", {}).get("type") == "Newton"
+    as_before = resumed is None or _solver(resumed) == "Newton"
     if as_before and mode != "point" and wants_full(method, local, loss, network.dim):
         method = methods.spec("newton") if is_affine(Network.of(network).double(), data) else method
     exact = method.name == "newton" if isinstance(method, MethodSpec) else isinstance(method.solver, Newton)
@@ -212,6 +212,14 @@ def find_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device = {name!r} is not there ({str(error).splitlines()[0]}): try cpu or auto.") from None
     return device
+
+
+def _solver(config: dict[str, Any]) -> Any:
+    """The name of a run's solver; None if it is not known."""
+    found: Any = config
+    for key in ("method", "solver", "type"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
 
 
 def _as_stored(

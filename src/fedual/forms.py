@@ -45,16 +45,17 @@ class Number:
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number of 64 bits, of at least `least`."""
+    """A whole number of 64 bits, of at least `least` and at most `most`."""
 
     least: int = 0
+    most: int = 2**63 - 1
 
     def fits(self, value: Any) -> bool:
         """True for a whole number within the limits."""
-        return isinstance(value, int) and not isinstance(value, bool) and self.least <= value < 2**63
+        return isinstance(value, int) and not isinstance(value, bool) and self.least <= value <= self.most
 
     def __str__(self) -> str:
-        return f"a whole number of at least {self.least}"
+        return f"a whole number of at least {self.least}" + ("" if self.most >= 2**62 else f" and at most {self.most}")
 
 
 class Row(tuple):

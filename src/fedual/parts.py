@@ -74,7 +74,12 @@ def decode_fields(cls: type, values: Mapping[str, Any]) -> Any:
     for name, field in known.items():
         if name not in values and field.default is MISSING and field.default_factory is MISSING:
             raise InputError(f"{cls.__name__} comes without its setting {name!r}, which has no default: add it.")
-    return cls(**{name: decode(value) for name, value in values.items()})
+    try:
+        return cls(**{name: decode(value) for name, value in values.items()})
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{cls.__name__} cannot have these settings ({in_one_line(error)}): correct them.") from None
 
 
 class Versioned:

@@ -30,11 +30,13 @@ from fedual.data import user_files
 from fedual.data.arrays import read_npy, read_npz
 from fedual.data.tables import CSV_IN_MEMORY
 from fedual.errors import DataError, InputError, require_positive
+from fedual.forms import require
 from fedual.networks import Draws
 from fedual.networks.moments import Moments
 from fedual.parsing import parsing, require_memory
 from fedual.posterior import Posterior
 from fedual.rundir import RunDirectory, artifacts
+from fedual.stored import RESTORE, SEED
 from fedual.strange import Warnings, far_columns
 
 ENDINGS = (".npy", ".npz", ".csv", ".parquet", ".png")
@@ -101,6 +103,7 @@ def open_run(
     if (path / "config.json").exists():
         folder = RunDirectory.open(path)
         config, history = folder.config, folder.history()
+        require(path / "config.json", config, SEED, RESTORE)
         samples = config.get("evaluation", {}).get("samples")
         round = artifacts.round_of_posterior(path) or (history[-1]["round"] if history else None)
         if samples is not None and "seed" in config and round is not None:
@@ -110,13 +113,26 @@ def open_run(
         try:
             shape, dtype = tuple(map(int, clients["shape"])), DTYPES[clients["dtype"]]
             moments = Moments.from_dict(clients["moments"], shape) if "moments" in clients else None
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             what = "moments" if shape is not None and dtype is not None else "shape and type"
             raise DataError(f"{path / 'clients.json'} says no {what} of inputs ({error}): delete it.") from None
     posterior, test = Posterior.load(file, model, device), artifacts.read_test(path)
     trained = None if model is None else config.get("network")
     columns, classes = config.get("inputs"), config.get("classes")
+    if columns is not None:
+        _require_encoding(path / "config.json", columns)
     return FinishedRun(posterior, shape, dtype, columns, classes, test, *draws, moments=moments, trained=trained)
+
+
+def _require_encoding(path: Path, columns: dict[str, Any]) -> None:
+    """Refuse an encoding of tables whose parts do not belong together; its form is right."""
+    with parsing(path, "has inputs that cannot be encoded", RESTORE):
+        names, offset, scale = user_files.units(columns)
+        unknown = (columns["categories"].keys() | columns["standardised"].keys()) - set(columns["columns"])
+        if unknown or not names or not (scale > 0).all():
+            raise ValueError(f"{min(unknown)!r} is no column" if unknown else "there are no columns, or a scale of 0")
+        if len(offset) != len(names):
+            raise ValueError(f"{len(names)} columns have {len(offset)} moments")
 
 
 def warnings_for(inputs: Inputs | Tensor, run: FinishedRun) -> Warnings:
@@ -198,7 +214,8 @@ def read_inputs(path: Path, run: FinishedRun) -> Inputs:
         return _read_pictures([path], run)
     unseen = []
     if run.columns and ending != ".npy":
-        encoded, unseen = user_files.encode(path, run.columns)
+        with parsing(path, "does not go with the columns of the run", "give the columns of the training data"):
+            encoded, unseen = user_files.encode(path, run.columns)
         values = encoded.numpy()
     else:
         _refuse_unencoded(path, run)

@@ -19,6 +19,7 @@ from fedual.backends.precision import arithmetic
 from fedual.calibration import AT, HANDED_OVER, Calibration, Mode, Trained, of_the_end
 from fedual.errors import DivergedError, DomainError, import_optional
 from fedual.families import Full, Gaussian, is_point
+from fedual.forms import require
 from fedual.metrics import evaluate, residual_squares
 from fedual.networks import Minibatches
 from fedual.networks.randomness import counted
@@ -27,6 +28,7 @@ from fedual.personal import Choices, Personal
 from fedual.posterior import Posterior
 from fedual.rundir import RunDirectory, artifacts
 from fedual.settings import Evaluation, Execution, LocalTraining
+from fedual.stored import META, RESTORE
 
 if TYPE_CHECKING:
     import pandas
@@ -266,6 +268,7 @@ class Folder:
         self.folder = RunDirectory.open(run.path, run.config)
         self.news = {"resumed_with": self.folder.changes} if self.folder.changes else {}
         if snapshot := self.folder.load(run.server.tensors()):
+            require(run.path / f"checkpoint-{snapshot.round}", snapshot.meta, META, RESTORE)
             self.folder.restore(run.store)
             run.server = ServerState(**snapshot.server, round=snapshot.round, moved=snapshot.meta["moved"])
             run.refused = set(snapshot.meta["refused"])

@@ -299,7 +299,7 @@ def test_what_cannot_be_reported_is_refused(trained: Path, tmp_path: Path):
     folder = written(tmp_path / "run", [record(1)])
     (folder / "environment.json").write_text("[")
     (folder / "clients.json").write_text("[]")
-    with pytest.raises(DataError, match="has no sizes: delete it"):
+    with pytest.raises(DataError, match="shape is missing: delete it"):
         write([folder])
     (folder / "clients.json").unlink()
     with pytest.raises(DataError, match=r"environment.json cannot be read .*: delete it"):

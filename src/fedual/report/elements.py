@@ -35,7 +35,7 @@ class Axis(NamedTuple):
     def share(self, value: float) -> float:
         """Position of a value between low, 0, and high, 1."""
         scale = math.log if self.log else float
-        return (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low))
+        return (scale(value) - scale(self.low)) / ((scale(self.high) - scale(self.low)) or 1.0)
 
     def ticks(self) -> list[float]:
         """About five round values; on a logarithmic axis powers of ten, with 2 and 5 times them if those are few."""

@@ -1,6 +1,5 @@
 """A run as its folder records it: configuration, environment, one record a round, and the files of `artifacts`."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -8,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fedual.calibration import AT, HANDED_OVER, Calibration, tempered, whole
-from fedual.errors import DataError, InputError
+from fedual.errors import InputError
 from fedual.families import Full
+from fedual.forms import Number, require
 from fedual.report.elements import colours
 from fedual.rundir import RunDirectory, artifacts
 from fedual.rundir.artifacts import Evidence
+from fedual.stored import DELETE, ENVIRONMENT
 
 METRICS = {
     "accuracy": "Accuracy",
@@ -33,6 +34,8 @@ PLACES = {
 FINAL = {end: AT[end] for end in HANDED_OVER.values()}
 """Suffixes of the posterior that is handed over, which only the last record has."""
 
+SMALLEST = 1e-100
+"""Smaller numbers are drawn as 0: the steps of an axis that shows them would be below all that a float can be."""
 TRAINING = ("batch_size", "local_epochs", "local_steps", "schedule", "decay", "participation", "noise", "order")
 POINT_FAMILIES = ("Isotropic", "FixedPrecision")  # their precision is fixed: only a mean is learned
 
@@ -48,8 +51,9 @@ def setting(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
 def number(values: Mapping[str, Any], key: str) -> float | None:
     """The value of a key if it is a finite number, else None."""
     value = values.get(key)
-    finite = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return value if finite else None
+    if not Number().fits(value):
+        return None
+    return 0.0 if 0 < abs(value) < SMALLEST else value  # pyright: ignore[reportArgumentType, reportReturnType]
 
 
 def flatten(part: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -203,9 +207,8 @@ def read(path: Path) -> RunData:
     if not (path / "config.json").is_file():
         raise InputError(f"{path} holds no run (no config.json): give the folder that `fedual run` made.")
     run, clients = RunDirectory.open(path), artifacts.read_clients(path)
-    if clients is not None and not isinstance(clients.get("sizes"), list):
-        raise DataError(f"{path / 'clients.json'} has no sizes: delete it, and the report leaves that part out.")
     environment, records = artifacts.read_json(path / "environment.json") or {}, run.history()
+    require(path / "environment.json", environment, ENVIRONMENT, DELETE)
     sent = accumulate(int((number(r, "bytes_up") or 0) + (number(r, "bytes_down") or 0)) for r in records)
     history = [{**record, "sent": total or None} for record, total in zip(records, sent, strict=True)]
     has_posterior = (path / "posterior.safetensors").exists()

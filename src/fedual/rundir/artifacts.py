@@ -21,11 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedual import stored
 from fedual.calibration import Calibration
-from fedual.errors import DataError, InputError
+from fedual.errors import DataError
+from fedual.forms import Whole, require
 from fedual.metrics import Prediction, RegressionPrediction
 from fedual.networks import Clients
 from fedual.networks.moments import Moments
+from fedual.parsing import DOCUMENT, loads, parsing, read_bytes, reason
 from fedual.rundir import posterior_file
 from fedual.rundir.atomic import store
 from fedual.rundir.checksum import seal, seal_json, unseal, unseal_json
@@ -77,7 +80,9 @@ def write_clients(folder: Path, clients: Clients, classes: bool, scaled: bool = 
 
 def read_clients(folder: Path) -> dict[str, Any] | None:
     """Read what `write_clients` wrote; None if the file does not exist."""
-    return read_json(folder / CLIENTS)
+    if (found := read_json(folder / CLIENTS)) is not None:
+        stored.require_clients(folder / CLIENTS, found)
+    return found
 
 
 def write_json(path: Path, value: Mapping[str, Any], remains: str = REMAINS) -> None:
@@ -90,7 +95,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     try:
         return unseal_json(path.read_bytes(), _digest(path.parent)) if path.exists() else None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}): delete it to go on without it.") from None
+        raise DataError(f"{path} cannot be read ({reason(error)}): delete it to go on without it.") from None
 
 
 def _digest(folder: Path) -> str | None:
@@ -141,9 +146,8 @@ def _fit_of_noise(
 
 def read_regression(folder: Path) -> dict[str, Any] | None:
     """Read what `write_test` wrote of a regression; None if the file does not exist."""
-    found = read_json(folder / REGRESSION)
-    if found is not None and not {"noise_sd", "nll", "interval", "coverage", "examples"} <= found.keys():
-        raise DataError(f"{folder / REGRESSION} lacks figures: delete it to go on without it.")
+    if (found := read_json(folder / REGRESSION)) is not None:
+        require(folder / REGRESSION, found, stored.REGRESSION, stored.DELETE)
     return found
 
 
@@ -152,10 +156,11 @@ def read_test(folder: Path) -> Evidence | None:
     path = folder / TEST
     if not path.exists():
         return None
-    try:
-        return Evidence(**unseal(path.read_bytes(), _digest(folder))[1])
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({error}): delete it to go on without it.") from None
+    digest = _digest(folder)
+    with parsing(path, "is damaged", stored.DELETE):
+        tensors = unseal(read_bytes(path), digest)[1]
+        stored.require_evidence(path, tensors)
+        return Evidence(**tensors)
 
 
 def write_posterior(folder: Path, round: int, posterior: "Posterior") -> None:
@@ -175,22 +180,29 @@ def round_of_posterior(folder: Path) -> int | None:
     about = posterior_file.header(path)
     if digest is not None and about.get("run", digest) != digest:
         raise DataError(f"{path} belongs to a run with another config: restore the file, or name the other folder.")
-    round = json.loads(about.get("round", "null"))
+    round = _round(path, about)
     if (folder / TEST).exists() and round is not None:
-        of_test = json.loads(posterior_file.header(folder / TEST).get("round", "null"))
+        of_test = _round(folder / TEST, posterior_file.header(folder / TEST))
         if of_test not in (None, round):
             why = f"{path} is of round {round}, {TEST} of round {of_test}"
             raise DataError(f"{why}: restore them together, or resume the run.")
     return round
 
 
+def _round(path: Path, about: Mapping[str, str]) -> int | None:
+    with parsing(path, "names no round", "restore the file"):
+        round = loads(about.get("round", "null"))
+    require(path, round, (None, Whole(0)), "restore the file")
+    return round
+
+
 def read_calibration(folder: Path) -> Calibration | None:
     """The calibration that `write_posterior` wrote; None if there is none."""
-    try:
-        content = read_json(folder / CALIBRATION)
-        return Calibration.from_dict(content and {key: value for key, value in content.items() if key != "round"})
-    except (InputError, KeyError, TypeError) as error:
-        raise DataError(f"{folder / CALIBRATION} lacks figures ({error}): delete it to go on without it.") from None
+    if (content := read_json(folder / CALIBRATION)) is None:
+        return None
+    require(folder / CALIBRATION, content, stored.CALIBRATION, stored.DELETE)
+    with parsing(folder / CALIBRATION, "has other figures than fedual writes", stored.DELETE):
+        return Calibration.from_dict({key: value for key, value in content.items() if key != "round"})
 
 
 def write_end(folder: Path, reason: str) -> None:
@@ -201,4 +213,7 @@ def write_end(folder: Path, reason: str) -> None:
 def read_end(folder: Path) -> str | None:
     """Why the run stopped early; None if it did not."""
     path = folder / END
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
+    if not path.exists():
+        return None
+    with parsing(path, "cannot be read", stored.DELETE):
+        return read_bytes(path, DOCUMENT).decode("utf-8", "replace")

@@ -17,8 +17,11 @@ import torch
 from torch import Tensor
 
 from fedual.errors import DataError, InputError
+from fedual.forms import require
+from fedual.parsing import parsing, reason
 from fedual.rundir.atomic import replacing, sync, write
 from fedual.rundir.checksum import checksum, parse, seal_json, unseal_json
+from fedual.stored import SNAPSHOT
 
 if TYPE_CHECKING:
     from fedual.backends.client_store import Store
@@ -131,10 +134,11 @@ def _read_tensors(path: Path, index: dict[str, Any]) -> dict[str, Tensor]:
     if len(content) != listed["bytes"]:
         raise DataError(f"{path} holds {len(content)} bytes where {listed['bytes']} were written: {REMEDY}.")
     # checkpoints used to list a CRC-32
-    intact = checksum(content) == listed["sha256"] if "sha256" in listed else zlib.crc32(content) == listed["crc32"]
+    intact = checksum(content) == listed["sha256"] if "sha256" in listed else zlib.crc32(content) == listed.get("crc32")
     if not intact:
         raise DataError(f"{path} is damaged (its checksum is not the one written): {REMEDY}.")
-    return parse(content)[1]
+    with parsing(path, "is damaged", REMEDY):
+        return parse(content)[1]
 
 
 def _read_index(path: Path, run: str | None) -> dict[str, Any]:
@@ -145,7 +149,11 @@ def _read_index(path: Path, run: str | None) -> dict[str, Any]:
         if path.name != f"checkpoint-{index['round']}":
             raise ValueError(f"it is of round {index['round']}")
     except (ValueError, TypeError) as error:
-        raise DataError(f"{path / META} is damaged or misplaced ({error}): {REMEDY}.") from None
+        raise DataError(f"{path / META} is damaged or misplaced ({reason(error)}): {REMEDY}.") from None
+    require(path / META, index, SNAPSHOT, REMEDY)
+    for name in index["files"].keys() - {SERVER}:
+        if not re.fullmatch(r"clients-\d+\.safetensors", name):
+            raise DataError(f"{path / META} lists {name!r}, which is no file of a checkpoint: {REMEDY}.")
     return index
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from fedual.errors import import_optional
+from fedual.parsing import loads, reason
 
 KEY = b'"sha256":"'
 """The seal's key in the header; quotes inside names and values are escaped, so that nothing else looks like it."""
@@ -59,9 +60,9 @@ def parse(content: bytes) -> tuple[dict[str, str], dict[str, Tensor]]:
     safetensors = _safetensors()
     try:
         tensors = safetensors.torch.load(content)
-    except safetensors.SafetensorError as error:
-        raise ValueError(str(error)) from None
-    return json.loads(content[8 : _header_end(content)]).get("__metadata__", {}), tensors
+    except Exception as error:
+        raise ValueError(reason(error)) from None
+    return loads(content[8 : _header_end(content)]).get("__metadata__", {}), tensors
 
 
 def unseal(content: bytes, run: str | None) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -83,9 +84,9 @@ def seal_json(value: Mapping[str, Any], run: str | None, indent: int | None = No
 def unseal_json(content: bytes, run: str | None) -> dict[str, Any]:
     """A JSON object of a run, without its seal; raise `ValueError` if it is none, is damaged or another run's."""
     try:
-        value = dict(json.loads(content))
-    except (TypeError, RecursionError) as error:
-        raise ValueError(str(error)) from None
+        value = dict(loads(content))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(reason(error)) from None
     found = JSON_SEAL.search(content, max(0, len(content) - END))
     intact = found is not None and _digest(content, found.start(1)).encode() == found[1]
     _check(found is not None, intact, value.get("run"), run)

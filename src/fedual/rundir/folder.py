@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fedual.errors import DataError, InputError
+from fedual.forms import require
+from fedual.parsing import loads, reason
 from fedual.rundir import atomic, checkpoint
 from fedual.rundir.checkpoint import Snapshot
 from fedual.rundir.checksum import seal_json, unseal_json
@@ -29,6 +31,7 @@ from fedual.rundir.config import differences, digest
 from fedual.rundir.jsonable import dumps, plain, without_nan
 from fedual.rundir.old_config import converted, matched
 from fedual.rundir.provenance import changes, environment
+from fedual.stored import CONFIG, RECORD, RESTORE
 
 if TYPE_CHECKING:
     from fedual.backends.client_store import Store
@@ -141,10 +144,11 @@ class RunDirectory:
         for number, line in enumerate(lines, 1):
             try:
                 record = unseal_json(line + b"\n", self.digest)
-                records.append({**record, "round": int(record["round"])})
-            except (ValueError, TypeError, KeyError) as error:
+            except ValueError as error:
                 why = f"Line {number} of {self._metrics} is no record of this run ({error})"
                 raise DataError(f"{why}: restore or remove it.") from None
+            require(f"Line {number} of {self._metrics}", record, RECORD, "restore or remove it")
+            records.append(record)
         return records
 
     def rewind(self, round: int, dropped: Callable[[str], bool] = lambda key: False) -> None:
@@ -221,12 +225,14 @@ def read_config(folder: Path) -> tuple[dict[str, Any], str | None]:
     path = folder / "config.json"
     try:
         content = path.read_bytes()
-        digest = dict(json.loads(content)).get("run")  # `unseal_json` checks it
-        return unseal_json(content, digest), digest
+        digest = dict(loads(content)).get("run")  # `unseal_json` checks it
+        config = unseal_json(content, digest)
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{folder} holds no run: start one there without resuming, or name another folder.") from None
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read ({error}): restore the file, or start anew.") from error
+        raise DataError(f"{path} cannot be read ({reason(error)}): restore the file, or start anew.") from error
+    require(path, config, CONFIG, RESTORE)
+    return config, digest
 
 
 def _changes(folder: Path, digest: str | None) -> str:
@@ -242,7 +248,7 @@ def _changes(folder: Path, digest: str | None) -> str:
 
 def _is_json(line: bytes) -> bool:
     try:
-        json.loads(line)
-    except ValueError:
+        loads(line)
+    except (ValueError, RecursionError):
         return False
     return True

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedual.errors import DataError
-from fedual.parsing import loads, parsing, read_bytes
+from fedual.forms import require
+from fedual.parsing import loads, parsing, read_bytes, reason
 from fedual.rundir.checksum import parse, verify
 
 FORMAT, FORMAT_1 = "fedual-posterior-2", "fedual-posterior-1"
@@ -36,9 +37,11 @@ def header(path: Path) -> dict[str, str]:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            return dict(json.loads(file.read(min(length, LONGEST_HEADER))).get("__metadata__", {}))
+            about = loads(file.read(min(length, LONGEST_HEADER))).get("__metadata__", {})
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path} is damaged or not a safetensors file ({error}): save it again.") from None
+        raise DataError(f"{path} is damaged or not a safetensors file ({reason(error)}): save it again.") from None
+    require(path, about, {...: str}, "save it again")
+    return about
 
 
 def _digest_1(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
