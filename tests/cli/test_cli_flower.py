@@ -13,7 +13,7 @@ from fedual.flower.limits import count, counts_file, read_counts
 from fedual.flower.vault import opened
 
 
-@pytest.mark.parametrize("client", ["north", "north west", "7", 'a"b'])
+@pytest.mark.parametrize("client", ["north", "north west", "7", 'a"b', "Zürich 😀"])
 def test_the_key_is_a_line_for_the_servers_list(tmp_path: Path, client: str):
     done = fedual(tmp_path, "flower", "key", client, "--state-dir", "state")
     (tmp_path / "known.toml").write_text(done.out)

@@ -90,7 +90,7 @@ def test_a_reply_that_is_lost(tmp_path: Path, expected: pd.DataFrame, what: str,
 
 def spent(grid: Sites) -> list[Any]:
     """What the ledger of south says."""
-    (folder,) = (grid.path / "state-south").iterdir()
+    (folder,) = (grid.path / "state-south").glob("glm-*")
     with opened(folder / "ledger") as book:
         return [book.spent, book.rounds]
 
@@ -105,7 +105,7 @@ def test_an_answer_that_is_sent_again_costs_nothing(tmp_path: Path, expected: pd
 
         def lost(message: Message, answer: Callable[[], Message], grid: Sites = grid) -> None:
             answer()
-            (folder,) = (grid.path / "state-south").iterdir()
+            (folder,) = (grid.path / "state-south").glob("glm-*")
             if answer_file == "damaged":
                 (folder / "answer.safetensors").write_bytes(b"damaged")
 

@@ -36,7 +36,11 @@ def key(client: Client, state_dir: State = None, as_json: Json = False) -> None:
     from fedual.flower.node import state_folder
 
     public = identity(state_folder({"state-dir": state_dir}), client).public
-    typer.echo(json.dumps({"client": client, "key": public}) if as_json else f'{json.dumps(client)} = "{public}"')
+    typer.echo(
+        json.dumps({"client": client, "key": public})
+        if as_json
+        else f'{json.dumps(client, ensure_ascii=False)} = "{public}"'
+    )
 
 
 @app.command()

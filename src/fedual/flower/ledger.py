@@ -29,6 +29,7 @@ from fedual.algorithm import (
 from fedual.algorithm.influence import trimmed
 from fedual.calibration import Calibration, Fold
 from fedual.errors import DataError, InputError
+from fedual.flower.handshake import Badge, stranger
 from fedual.flower.updates import UNSOUND, Reply, checked, judge, require, shortened, stacked
 from fedual.flower.wire import brief
 from fedual.networks.targets import Sums, Targets, pooled
@@ -55,13 +56,6 @@ class Closed(NamedTuple):
     counted: list[str]  # in the order of their numbers
     refused: dict[str, str]  # and why
     cut: dict[str, float]  # the factors c_k < 1
-
-
-class Badge(NamedTuple):
-    """By what a site is known."""
-
-    key: str  # public, of its identity (`fedual.flower.identity`)
-    node: str  # a digest of its node's own key at Flower
 
 
 @dataclass
@@ -245,17 +239,9 @@ class Ledger:
         """
         if client in self.forgotten:
             return "it was forgotten: re-admit it"
-        expected = given or (self.badges[client].key if client in self.badges else None)
-        if expected is None and client in self.acks:
+        if given is None and client in self.acks and client not in self.badges:
             return "an earlier fedual wrote this ledger, without its key: give it once, in Policy(known=…)"
-        if expected not in (None, badge.key):
-            return "another site has this id, or it lost its state and its key: if so, re-admit it"
-        for other, its in self.badges.items():
-            if other != client and badge.key == its.key:
-                return f"its key is that of client {other}: each client has a key of its own"
-            if other != client and badge.node == its.node:
-                return f"its node takes part as client {other}: one node is one client"
-        return None
+        return stranger(self.badges, client, badge, given)
 
     def admit(self, client: str, badge: Badge, examples: float | None = None, sums: Sums | None = None) -> str | None:
         """Admit a client that is no stranger, or return why it is refused."""

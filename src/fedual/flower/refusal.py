@@ -5,7 +5,7 @@ the kind alone, because their texts may quote the site's data or its files.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from logging import ERROR, WARNING
 
@@ -58,6 +58,8 @@ def words(client: str, error: Exception) -> str:
     return without_paths(str(error))
 
 
-def without_paths(text: str) -> str:
-    """A text in which no path of the site is left."""
+def without_paths(text: str, known: Iterable[str] = ()) -> str:
+    """A text in which no path of the site is left, be it one of those known or any other."""
+    for path in sorted(known, key=len, reverse=True):
+        text = text.replace(path, "a file") if path else text
     return PATH.sub("a file", text)

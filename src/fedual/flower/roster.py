@@ -2,11 +2,9 @@
 
 import json
 import math
-import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,16 +15,15 @@ from flwr.serverapp import Grid
 
 from fedual.errors import FedualError, InputError, require_count, require_positive
 from fedual.flower import wire
+from fedual.flower.handshake import LONGEST_ID, Badge, Hello, node_keys
 from fedual.flower.identity import NETWORKS, known_keys, signed
-from fedual.flower.ledger import Badge, Ledger
+from fedual.flower.ledger import Ledger
 from fedual.flower.payload import KINDS
 from fedual.networks.randomness import num_asked
 from fedual.networks.targets import Sums
 
 POLL = 0.2
 """Seconds between two checks for replies or nodes."""
-LONGEST_ID = 200
-"""The largest number of letters in a client's id."""
 
 ROBUST = ("share", "trimmed")
 """What `Policy.robust` may be."""
@@ -109,14 +106,6 @@ class Candidate(NamedTuple):
     badge: Badge
     examples: float | None
     sums: Sums | None = None  # of a regression's targets
-
-
-class Hello(NamedTuple):
-    """A handshake that a node has not answered yet."""
-
-    node: int
-    sent: float
-    challenge: str
 
 
 @dataclass
@@ -205,7 +194,7 @@ class Roster:
 
     def _greet(self, grid: Grid, now: float) -> bool:
         """Greet new nodes, and rejected ones again after a while; return True if there are new nodes."""
-        self._keys = {node.node_id: sha256(node.public_key).hexdigest() for node in grid.get_nodes()}
+        self._keys = node_keys(grid)
         connected = self._keys.keys()
         self.nodes = {client: node for client, node in self.nodes.items() if node in connected}
         self._candidates = {client: each for client, each in self._candidates.items() if each.node in connected}
@@ -219,7 +208,7 @@ class Roster:
         if now >= self._retry:
             again, self._retry = self.rejected.keys() - asked, now + self.policy.grace
         common = {"action": "hello", "experiment": self.experiment}
-        hellos = [Hello(node, now, secrets.token_hex(16)) for node in sorted(new | again)]
+        hellos = [Hello.to(node, now) for node in sorted(new | again)]
         content = lambda hello: wire.pack({}, {**common, "nonce": hello.challenge})
         messages = [Message(content(hello), hello.node, MessageType.QUERY) for hello in hellos]
         if messages:

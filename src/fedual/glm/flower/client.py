@@ -21,7 +21,9 @@ from flwr.common.logger import log
 from fedual._version import __version__
 from fedual.errors import DataError, FedualError, InputError, hint, in_one_line
 from fedual.flower import wire
+from fedual.flower.identity import REGRESSIONS, identity
 from fedual.flower.node import client_id, state_folder
+from fedual.flower.refusal import without_paths
 from fedual.flower.vault import file_name
 from fedual.glm.flower import payload
 from fedual.glm.flower.answers import answer_once
@@ -37,6 +39,10 @@ ROW = re.compile(r"\brow \d+")
 """The number of a row in an error, which stays at the site."""
 WAIT = 60.0
 """Seconds to wait until an earlier message is answered."""
+
+
+PLACES = "data-path", "guards", "state-dir"
+"""Settings of a node that are paths."""
 
 
 def client_app(source: Callable[[NodeConfig], Source] | None = None, guards: Guards | None = None) -> ClientApp:
@@ -68,19 +74,28 @@ def client_app(source: Callable[[NodeConfig], Source] | None = None, guards: Gua
 
     @app.query()
     def query(message: FlowerMessage, context: Context) -> FlowerMessage:
-        name = client_id(context.node_config)
-        envelope = {"client": name, "fedual": __version__}
+        envelope = {"fedual": __version__}
         try:
-            return FlowerMessage(payload.pack(respond(message, context, name), **envelope), reply_to=message)
+            name = envelope["client"] = client_id(context.node_config)
+            reply = respond(message, context, name)
+            if reply.kind == HELLO:
+                envelope |= shown(message, context.node_config, name)
+            return FlowerMessage(payload.pack(reply, **envelope), reply_to=message)
         except FedualError as error:
-            log(WARNING, "%s: %s", name, error)
-            refusal = _without_rows(error)
+            log(WARNING, "%s: %s", envelope.get("client"), error)
+            refusal = without_paths(_without_rows(error), [str(context.node_config.get(key, "")) for key in PLACES])
         except Exception as error:  # its text may quote the table
             log(ERROR, traceback.format_exc())
             refusal = f"its SuperNode's log shows an error ({type(error).__name__})"
         return FlowerMessage(wire.pack({}, envelope | {"refusal": refusal}), reply_to=message)
 
     return app
+
+
+def shown(message: FlowerMessage, config: NodeConfig, name: str) -> dict[str, str]:
+    """The site's key, with which it signs the server's challenge."""
+    site, challenge = identity(state_folder(config), name), str(wire.config_of(message.content).get("nonce"))
+    return {"key": site.public, "signature": site.sign(REGRESSIONS, challenge, name, message.metadata.dst_node_id)}
 
 
 def _without_rows(error: FedualError) -> str:
@@ -114,7 +129,7 @@ def guards_of(config: NodeConfig, default: Guards | None) -> Guards:
         limits = tomllib.loads(Path(str(path)).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         why = type(error).__name__
-        raise InputError(f"The site's guards cannot be read ({why}): give a TOML file at {path}.") from None
+        raise InputError(f"The site's guards cannot be read ({why}): correct the file or its --node-config.") from None
     known = [field.name for field in fields(Guards)]
     for name in limits:
         if name not in known:

@@ -8,6 +8,7 @@ from typing import Any
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedual.flower.identity import known_keys
 from fedual.glm import result_folder
 from fedual.glm.flower.exchange import Exchange
 from fedual.glm.flower.sites import Patience, Sites
@@ -32,6 +33,7 @@ class FederatedRegression:
         out: The folder for the results, see `fedual.glm.result_folder`.
         level: Coverage of the intervals.
         robust: Standard errors: "none", "hc0" or "cluster".
+        known: The public keys of all sites that may take part, as a mapping or a TOML file (`fedual flower key`).
     """
 
     def __init__(
@@ -44,9 +46,11 @@ class FederatedRegression:
         out: str | Path | None = None,
         level: float = 0.95,
         robust: str = "none",
+        known: Mapping[str, str] | str | Path | None = None,
     ):
         check_level(level)
         result_folder.check_robust(robust)
+        self.known = None if known is None else known_keys(known)
         self.settings, self.sites, self.min_sites, self.patience = settings, tuple(sites), min_sites, patience
         self.out, self.level, self.robust = None if out is None else Path(out), level, robust
 
@@ -62,6 +66,7 @@ class FederatedRegression:
             out=given.get("out"),
             level=given.get("level", 0.95),
             robust=given.get("robust", "none"),
+            known=given.get("known"),
         )
 
     def start(self, grid: Grid) -> Fit:
@@ -74,7 +79,7 @@ class FederatedRegression:
             return self._start(grid)
 
     def _start(self, grid: Grid) -> Fit:
-        sites = Sites(grid, self.sites, self.min_sites, self.patience)
+        sites = Sites(grid, self.sites, self.min_sites, self.patience, self.known)
         sites.gather()
         fit = estimate(lambda request: Exchange(sites, request).run(), self.settings)
         shown = result_folder.with_errors(fit, self.robust)

@@ -5,7 +5,7 @@ A site is known by its name, not by its node: it may be killed and return at ano
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any
@@ -18,7 +18,8 @@ from flwr.serverapp import Grid
 from fedual._version import __version__
 from fedual.errors import FedualError, InputError, require_count
 from fedual.flower import wire
-from fedual.flower.roster import LONGEST_ID
+from fedual.flower.handshake import LONGEST_ID, Badge, Hello, node_keys, stranger
+from fedual.flower.identity import REGRESSIONS, signed
 from fedual.glm.flower import payload
 from fedual.glm.messages import Message
 
@@ -58,6 +59,8 @@ class Sites:
         named: The names of the sites; without names, all that answer take part, at least `least`.
         least: How many sites there must be.
         patience: How long to wait.
+        known: The public keys of the sites that may take part; with None, anybody under any name, but each key and
+            each node under one name alone.
         names: The sites that take part, once `gather` has found them.
         nodes: Site → node, of those that are connected.
     """
@@ -66,9 +69,12 @@ class Sites:
     named: Collection[str] = ()
     least: int = 2
     patience: Patience = Patience()
+    known: Mapping[str, str] | None = None
     names: tuple[str, ...] = ()
     nodes: dict[str, int] = field(default_factory=dict)
-    _hellos: dict[str, tuple[int, float]] = field(default_factory=dict)  # message id → node, when it is asked again
+    _badges: dict[str, Badge] = field(default_factory=dict)  # site → by what it is known
+    _keys: dict[int, str] = field(default_factory=dict)  # node → digest of its own key at Flower
+    _hellos: dict[str, Hello] = field(default_factory=dict)  # by the message's id
     _rejected: dict[int, tuple[str, float]] = field(default_factory=dict)  # node → why, when it is asked again
 
     def __post_init__(self) -> None:
@@ -109,29 +115,30 @@ class Sites:
 
     def _greet(self, now: float) -> bool:
         """Say hello to nodes that are new, or were turned away a while ago."""
-        connected = set(self.grid.get_node_ids())
+        self._keys = node_keys(self.grid)
+        connected = self._keys.keys()
         self.nodes = {site: node for site, node in self.nodes.items() if node in connected}
         self._rejected = {node: why for node, why in self._rejected.items() if node in connected}
-        recent = lambda node, expires: node in connected and now < expires
-        self._hellos = {id: hello for id, hello in self._hellos.items() if recent(*hello)}
-        asked = {node for node, _ in self._hellos.values()}
+        recent = lambda hello: hello.node in connected and now < hello.sent + self.patience.resend
+        self._hellos = {id: hello for id, hello in self._hellos.items() if recent(hello)}
+        asked = {hello.node for hello in self._hellos.values()}
         new = connected - set(self.nodes.values()) - asked - self._rejected.keys()
         again = {node for node, (_, when) in self._rejected.items() if now >= when} - asked
-        content = payload.pack(Message(HELLO))
-        messages = [FlowerMessage(content, node, MessageType.QUERY) for node in sorted(new | again)]
+        hellos = [Hello.to(node, now) for node in sorted(new | again)]
+        content = lambda hello: payload.pack(Message(HELLO), nonce=hello.challenge)
+        messages = [FlowerMessage(content(hello), hello.node, MessageType.QUERY) for hello in hellos]
         if messages:
             self.grid.push_messages(messages)
-        expires = now + self.patience.resend  # an answer can be lost
-        self._hellos |= {each.metadata.message_id: (each.metadata.dst_node_id, expires) for each in messages}
+        self._hellos |= {each.metadata.message_id: hello for each, hello in zip(messages, hellos, strict=True)}
         return bool(new)
 
     def _hear(self, now: float) -> None:
         """Read the answers to hellos."""
         for message in self.grid.pull_messages(list(self._hellos)) if self._hellos else ():
-            node, _ = self._hellos.pop(message.metadata.reply_to_message_id, (None, None))
-            if node is None:
+            hello = self._hellos.pop(message.metadata.reply_to_message_id, None)
+            if hello is None or (node := hello.node) not in self._keys:
                 continue
-            site, why = self._welcome(message, node)
+            site, why = self._welcome(message, hello)
             if why is None:
                 self.nodes[site] = node
                 self._rejected.pop(node, None)
@@ -141,13 +148,13 @@ class Sites:
                     log(WARNING, said)
                 self._rejected[node] = said, now + self.patience.grace
 
-    def _welcome(self, message: FlowerMessage, node: int) -> tuple[str, str | None]:
+    def _welcome(self, message: FlowerMessage, hello: Hello) -> tuple[str, str | None]:
         """The name of a site that said hello, and why it cannot take part, if so."""
         config: dict[str, Any] = {} if message.has_error() else wire.config_of(message.content)
         site = config.get("client")
         if not isinstance(site, str) or not site.isprintable() or not 0 < len(site) <= LONGEST_ID:
             why = wire.failure(message) or f"a site's name is a text of at most {LONGEST_ID} letters"
-            return f"node {node}", why
+            return f"node {hello.node}", why
         if (why := wire.failure(message)) is not None:
             return site, why
         if (theirs := config.get("fedual")) != __version__:
@@ -158,7 +165,20 @@ class Sites:
             return site, "it is not one of the sites that were named"
         if site in self.nodes:
             return site, "another node has this name now"
-        return site, None
+        return site, self._stranger(site, config, hello)
+
+    def _stranger(self, site: str, config: Mapping[str, Any], hello: Hello) -> str | None:
+        """Why a site may not take part under this name, by its keys; None if it may, and its keys are kept then."""
+        key, facts = config.get("key"), (hello.challenge, site, hello.node)
+        if not isinstance(key, str) or not signed(key, config.get("signature"), REGRESSIONS, *facts):
+            return "it does not show its key: its signature is missing or wrong"
+        if self.known is not None and site not in self.known:
+            return "it is not on the list of known sites"
+        badge, given = Badge(key, self._keys[hello.node]), None if self.known is None else self.known[site]
+        others = {other: its for other, its in self._badges.items() if other != site}
+        if (why := stranger(others, site, badge, given)) is None:
+            self._badges[site] = badge  # without a list it may come back with another key, if it lost its state
+        return why
 
     def _missing(self) -> str:
         """Which sites are missing, in words; empty if none is."""
