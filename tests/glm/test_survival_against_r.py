@@ -89,3 +89,31 @@ def test_errors_clustered_by_site():
     fit = fitted("Surv(time, status) ~ age + dose", sites(), tol=1e-9).robust("cluster")
     factor = 3 / 2 * (fit.n - 1) / (fit.n - 2)
     np.testing.assert_allclose(fit.covariance, factor * np.array(R["cluster"]), rtol=1e-5)
+
+
+NEW = pd.DataFrame({"age": [50, 60, 70], "dose": [0.5, 2, 4]})
+CURVES = {
+    "efron": ("Surv(time, status) ~ age + dose", {}),
+    "breslow": ("Surv(time, status) ~ age + dose", {"ties": "breslow"}),
+    "truncated": ("Surv(entry, time, status) ~ age + dose", {}),
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_survival_with_a_sites_own_baseline(name: str):
+    """survfit(fit, newdata, conf.type = "log"), in a stratum."""
+    formula, options = CURVES[name]
+    fit, r = fitted(formula, sites(), tol=1e-9, **options), R["curves"][name]
+    found = fit.curves(NEW, fit.baseline(sites()["north"]), times=[5, 15, 30])
+    for figure, shown in (("survival", "survival"), ("se", "se"), ("lower", "lower"), ("upper", "upper")):
+        np.testing.assert_allclose(getattr(found, figure).ravel(), r[shown], rtol=1e-7)
+
+
+def test_hazard_ratios_of_new_rows():
+    """predict(fit, type = "lp") of two rows differ as these logarithms do; R's own reference differs by stratum."""
+    fit, r = fitted("Surv(time, status) ~ age + dose", sites(), tol=1e-9), R["curves"]["efron"]
+    link = fit.predict(NEW, kind="link")
+    np.testing.assert_allclose(np.diff(link["fit"]), np.diff(r["lp"]), rtol=1e-8)
+    np.testing.assert_allclose(fit.predict(NEW)[["fit", "lower", "upper"]], np.exp(link[["fit", "lower", "upper"]]))
+    means = TABLE[["age", "dose"]].mean().to_frame().T
+    np.testing.assert_allclose(fit.predict(means)["fit"], 1.0, rtol=1e-12)

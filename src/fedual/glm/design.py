@@ -66,7 +66,9 @@ def design(frame: pd.DataFrame, site: str, schema: Schema, response: bool = True
     formula, roles = schema.parsed, schema.columns.expressions
     if matrix.names(formula, schema.kinds, schema.levels) != tuple(schema.terms):
         raise InputError("The schema's columns are not those of its formula: run one version of fedual everywhere.")
-    needed = [one for text, one in formula.expressions.items() if response or text != formula.response]
+    strata = {text for text, one in formula.expressions.items() if {use for _, use in one.uses} == {"strata"}}
+    beside = {formula.response, *strata}
+    needed = [one for text, one in formula.expressions.items() if response or text not in beside]
     if not response:
         roles = {
             role: one for role, one in roles.items() if role == "offset" or merged([one]).keys() <= {*frame.columns}
@@ -110,7 +112,7 @@ def _response(rows: Rows, formula: Formula, schema: Schema) -> np.ndarray:
     name = formula.plain_response
     if schema.event is None or name is None:
         return formula.expressions[formula.response].value(rows)
-    if schema.kinds[name] == "categorical":
+    if name in schema.levels:
         rows.categories(name)  # refuses other levels
     codes, found = levels(rows.column(name))
     return np.array([level == schema.event for level in found], float)[codes]

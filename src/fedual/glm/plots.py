@@ -179,7 +179,10 @@ def _calibration(fit: Figures, term: str | None, level: float, ax: "Axes") -> No
 def _residuals(fit: Figures, term: str | None, level: float, ax: "Axes") -> None:
     """The histogram of Pearson residuals; for the gaussian family with the normal distribution."""
     if not fit.residuals or not sum(fit.residuals["counts"]):
-        raise InputError("plot('residuals'): the sites sent no histogram of residuals; fit at sites with more rows.")
+        more = (
+            "fit at sites with more rows" if fit.survival is None else "survival has none; use the tests in the summary"
+        )
+        raise InputError(f"plot('residuals'): the sites sent no histogram of residuals; {more}.")
     edges, counts = np.array(fit.residuals["edges"], float), np.array(fit.residuals["counts"], float)
     ax.bar(edges[:-1], counts, np.diff(edges), align="edge", color=BLUE, edgecolor="white", lw=0.8)
     if fit.family == "gaussian":

@@ -14,20 +14,26 @@ from fedual.glm.figures import Figures
 from fedual.glm.inference import Use, check_level, chosen
 from fedual.glm.schema import Design, design
 
-Kind = Literal["mean", "observation", "link"]
+Kind = Literal["mean", "observation", "link", "hazard-ratio"]
 INTERVALS = {
     "link": "of the linear predictor",
     "mean": "of the mean, from that of the linear predictor",
     "observation": "quantiles of the family's distribution at the estimated mean",
+    "hazard-ratio": "of the log hazard ratio to the means of all columns, mapped",
     "gaussian observation": "t quantiles, with the variance of the mean and of an observation",
 }
 """What an interval is, by kind."""
 
 
 def predict(
-    fit: Figures, frame: pd.DataFrame, level: float, kind: str, use: Use | None, intercept: float | None
+    fit: Figures, frame: pd.DataFrame, level: float, kind: str | None, use: Use | None, intercept: float | None
 ) -> pd.DataFrame:
     """See `Fit.predict`."""
+    kinds = ("mean", "observation", "link") if fit.survival is None else ("hazard-ratio", "link")
+    if kind in get_args(Kind) and kind not in kinds:
+        curves = "" if fit.survival is None else ", or curves() for survival"
+        raise InputError(f"kind = {kind!r} of the family {fit.family}: use one of {', '.join(kinds)}{curves}.")
+    kind = kinds[0] if kind is None else kind
     if kind not in get_args(Kind):
         raise InputError(f"kind = {kind!r}: {hint(kind, get_args(Kind))}")
     check_level(level)
@@ -46,11 +52,16 @@ def predict(
     rows = design(frame, "new rows", fit.schema, response=False)
     columns = [fit.schema.terms.index(fit.terms[i]) for i in fit.kept]
     x = rows.x[:, columns].numpy()
+    if fit.survival is not None:
+        x = x - fit.survival.means[fit.kept]
     covariance = estimate.covariance[np.ix_(fit.kept, fit.kept)]
     link = x @ estimate.coefficients[fit.kept] + rows.offset.numpy() + (intercept or 0.0)
     se = np.sqrt(np.einsum("ni,ij,nj->n", x, covariance, x))
     bounds = link - of.width(level) * se, link + of.width(level) * se
-    if kind != "link":
+    if kind == "hazard-ratio":
+        link, bounds = np.exp(link), (np.exp(bounds[0]), np.exp(bounds[1]))
+        se = link * se
+    elif kind != "link":
         link, se, bounds = _means(fit, link, se, bounds)
     if kind == "observation":
         link, se, bounds = _observations(fit, rows, link, se, level)

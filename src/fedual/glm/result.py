@@ -5,12 +5,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from fedual.glm import export, plots, prediction
 from fedual.glm.figures import Figures
 from fedual.glm.heterogeneity import Heterogeneity, heterogeneity
 from fedual.glm.inference import Use, chosen, interval, robust, table
 from fedual.glm.summary import Summary
+from fedual.glm.survival import baseline as baselines
+from fedual.glm.survival import curves
+from fedual.glm.survival.baseline import Baseline
+from fedual.glm.survival.curves import Curves
+from fedual.glm.tables import Source
 
 if TYPE_CHECKING:
     import xarray
@@ -73,8 +79,9 @@ class Fit(Figures):
 
     @property
     def site_table(self) -> pd.DataFrame:
-        """One row a site: rows, mean response, and missing values of each column."""
-        rows = [{"n": site.n, "mean_response": site.mean_response} for site in self.sites]
+        """One row a site: rows, mean response, or events of a survival model, and missing values of each column."""
+        last = lambda site: {"mean_response": site.mean_response} if site.events is None else {"events": site.events}
+        rows: list[dict[str, float]] = [{"n": site.n, **last(site)} for site in self.sites]
         columns = sorted({column for site in self.sites for column in site.missing})
         for row, site in zip(rows, self.sites, strict=True):
             row |= {f"missing {column}": site.missing.get(column, 0) for column in columns}
@@ -84,7 +91,7 @@ class Fit(Figures):
         self,
         frame: pd.DataFrame,
         level: float = 0.95,
-        kind: prediction.Kind = "mean",
+        kind: prediction.Kind | None = None,
         use: Use | None = None,
         intercept: float | None = None,
     ) -> pd.DataFrame:
@@ -93,16 +100,42 @@ class Fit(Figures):
         Args:
             frame: The formula's variables; the response need not be there.
             level: Coverage of the intervals.
-            kind: "mean" is the mean of the response: its interval is that of the linear predictor, mapped, and its se
-                is first-order. "link" is the linear predictor. "observation" is a new response: its interval for the
-                gaussian family has t quantiles and the variance of mean and dispersion; for other families it has the
-                quantiles of the family's distribution at the estimated mean (for successes in `trials`, of the count).
-                `attrs["interval"]` of the result says which it is.
+            kind: "mean", the default, is the mean of the response: its interval is that of the linear predictor,
+                mapped, and its se is first-order. "link" is the linear predictor. "observation" is a new response: its
+                interval for the gaussian family has t quantiles and the variance of mean and dispersion; for other
+                families it has the quantiles of the family's distribution at the estimated mean (for successes in
+                `trials`, of the count). `attrs["interval"]` of the result says which it is. Of survival models,
+                "hazard-ratio", the default, and "link", its logarithm, are relative to the means of all columns.
             use: "ml" or "posterior"; by default maximum likelihood where it exists.
             intercept: The intercept of the site to predict for, on the scale of the link, for fits with
                 `site_effects="fixed"`. It counts as known exactly.
         """
         return prediction.predict(self, frame, level, kind, use, intercept)
+
+    def baseline(self, table: Source) -> Baseline:
+        """The baseline hazard of a site, for whoever has its table: a Cox fit lacks it, and sites do not tell it.
+
+        Args:
+            table: The site's table, or the rows of one of its strata.
+        """
+        return baselines.baseline(self, table)
+
+    def curves(
+        self,
+        frame: pd.DataFrame,
+        baseline: Baseline | None = None,
+        times: ArrayLike | None = None,
+        level: float = 0.95,
+    ) -> Curves:
+        """Predict the survival of the rows of a table, with bands; `.frame()` and `.plot()` show it.
+
+        Args:
+            frame: The formula's variables; the response and strata need not be there.
+            baseline: Of a Cox fit, a site's `baseline`, which may be coarse; a common one is in the fit.
+            times: When; by default the times of the baseline, or up to one piece beyond the last cut.
+            level: Coverage of the bands, at each time.
+        """
+        return curves.curves(self, frame, baseline, times, level)
 
     def plot(
         self,
