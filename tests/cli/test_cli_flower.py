@@ -47,3 +47,19 @@ def test_experiments_are_listed_and_removed(tmp_path: Path):
     ]  # another client's stays
     shown = json.loads(fedual(tmp_path, "flower", "experiments", "north", "--json", *options).out)
     assert shown == {"experiments": [{"experiment": "new", "messages": 2, "rounds": 2}]}
+
+
+def test_a_state_is_set_aside(tmp_path: Path):
+    state = tmp_path / "state"
+    options = "north", "trial", "--state-dir", str(state)
+    assert "has no state of 'north' in 'trial'" in fedual(tmp_path, "flower", "set-aside", *options).err
+    with opened(state, "trial", "north") as vault:
+        vault.settle(None)
+        vault.put("a.1.1", {"eta": torch.ones(3)})
+    (path,) = state.glob("*.safetensors")
+    content = path.read_bytes()
+    done = fedual(tmp_path, "flower", "set-aside", *options)
+    assert done.out.startswith("'trial' is kept in ")
+    assert Path(done.out.removeprefix("'trial' is kept in ").strip()).read_bytes() == content
+    assert not path.exists()
+    assert fedual(tmp_path, "flower", "set-aside", *options).code == 2

@@ -62,6 +62,25 @@ def experiments(client: Client, state_dir: State = None, as_json: Json = False) 
         typer.echo(f"{name}  {messages} messages, {rounds} rounds")
 
 
+@app.command("set-aside")
+def set_aside(client: Client, experiment: Experiment, state_dir: State = None) -> None:
+    """Let a site start an experiment anew: keep its state of an earlier run in another file, and say in which.
+
+    A server whose folder is another one cannot replace a site's state by itself. To go back, rename the file.
+
+    Example: fedual flower set-aside north digits --state-dir /srv/fedual/state
+    """
+    import_optional("A site's state", "flwr", "'fedual[flower]'")
+    from fedual.flower import vault
+    from fedual.flower.node import state_folder
+
+    folder = state_folder({"state-dir": state_dir})
+    kept = vault.set_aside(folder, experiment, client) if folder.is_dir() else None
+    if kept is None:
+        raise InputError(f"{folder} has no state of {client!r} in {experiment!r}: see `fedual flower experiments`.")
+    typer.echo(f"{experiment!r} is kept in {kept}")
+
+
 @app.command()
 def remove(client: Client, experiment: Experiment, state_dir: State = None) -> None:
     """Remove what this site keeps of an experiment that has ended; if it goes on, the site must be re-admitted.

@@ -1,7 +1,8 @@
 """The calibration of a run's posterior after its last round, from tables of sums that the sites make of their own data.
 
 Where the sites held a tenth of their examples out (`Ledger.fold`), this is one exchange. With few examples in all there
-are short runs first, each an experiment of its own (EXPERIMENT.fold-N-of-ROUNDS) with duals of its own at the sites.
+are short runs first, each an experiment of its own (EXPERIMENT.fold-N-of-ROUNDS-after-ROUND) with duals of its own at
+the sites.
 """
 
 import json
@@ -59,13 +60,17 @@ def calibrate(nodes: Nodes, server: Server) -> None:
     about: dict[str, Any] = {"weight": float(examples), "examples": examples, "clients": len(clients)}
     ledger.calibration = Calibration.choose(grid, found, **about, folds=count, missing=sorted(missing))
     ledger.calibrated = ledger.server.round
-    if count:
-        shutil.rmtree(server.folder / "folds", ignore_errors=True)
+
+
+def remove_short_runs(server: Server) -> None:
+    """Remove their folders, once the calibration is on disk: a new ledger could not go on with the sites' state."""
+    shutil.rmtree(server.folder / "folds", ignore_errors=True)
 
 
 def short_run(server: Server, fold: Fold, rounds: int) -> Server:
     """The server of a run of its own that leaves other examples out; it goes on where it was interrupted."""
-    name = f"fold-{fold.number}-of-{rounds}"
+    # a run that is continued is calibrated again: those short runs are others, with ledgers of their own
+    name = f"fold-{fold.number}-of-{rounds}-after-{server.ledger.server.round}"
     known = {client: badge.key for client, badge in server.ledger.badges.items()}
     policy = replace(server.policy, readmit=(), forget=(), evaluate_clients=False, known=known or server.policy.known)
     own = type(server)(

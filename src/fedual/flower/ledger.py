@@ -79,7 +79,8 @@ class Ledger:
         factors: For each client the factor by which its last update that counted was cut, where it was.
         shares: For each client its η_k as the server infers it; None if they are not kept.
         id: A random name of this ledger.
-        starts: How often a server has opened it.
+        starts: When a server opened it last, in microseconds since 1970, and later than before: what a server did that
+            was restored from a backup since then is older than what it does now.
         run: The digest of the run's config; None if an earlier version began the run.
     """
 

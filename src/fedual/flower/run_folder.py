@@ -7,6 +7,7 @@ removed.
 """
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,7 +75,7 @@ def opened(path: Path, config: Mapping[str, Any], ledger: Ledger) -> Iterator[Fo
         elif run.history():
             raise DataError(f"{checkpoint} is missing: restore the file, or choose another experiment.")
         run.rewind(ledger.server.round, of_the_end if ledger.server.round < config["rounds"] else lambda key: False)
-        ledger.starts += 1
+        ledger.starts = max(ledger.starts + 1, time.time_ns() // 1000)
         ledger.save(checkpoint)
         yield Folder(run, ledger, {"resumed_with": run.changes} if run.changes else {})
 

@@ -71,6 +71,7 @@ class Site:
 
         Raises:
             StateLost: The state here is not the one that the server counted.
+            OtherRun: The state here belongs to another run of the experiment.
             Refusal: The update left the domain, or a later message was already answered.
         """
         fresh = {name: value[0] for name, value in client_init(method, first).rows().items()}
@@ -83,7 +84,7 @@ class Site:
         with opened(self.folder, request.experiment, self.client, request.wait) as vault:
             if vault.answered is not None and overtaken(request.nonce, vault.answered):
                 raise Refusal(f"Client {self.client} has answered a later message than {request.nonce}: ignore it.")
-            rows = vault.settle(request.ack, request.factor)
+            rows = vault.settle(request.ack, request.factor, request.nonce.partition(".")[0])
             answer, kept = self._solve(method, broadcast, request, fresh | (rows or {}))
             vault.put(request.nonce, kept)
         return answer

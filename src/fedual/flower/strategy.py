@@ -179,6 +179,7 @@ class BayesianADMM(Strategy):
                 self.roster.gather(grid, self.ledger)
                 calibrating.calibrate(grid, self)
                 self.ledger.save(home.checkpoint)
+                calibrating.remove_short_runs(self)
             if self.network is not None:
                 if figures := calibrating.figures(self):
                     home.run.amend(figures)

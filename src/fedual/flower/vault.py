@@ -15,9 +15,11 @@ and a JSON text in its metadata.
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +28,7 @@ from torch import Tensor
 
 from fedual.errors import DataError, InputError
 from fedual.flower.refusal import Refusal
-from fedual.rundir.atomic import PRIVATE, make_private, store
+from fedual.rundir.atomic import PRIVATE, make_private, store, sync, writing
 from fedual.rundir.checksum import parse, seal, verify
 from fedual.rundir.locking import locked
 
@@ -35,11 +37,19 @@ Rows = dict[str, Tensor]
 DUAL = "eta"
 """The row of the dual."""
 FORMAT = "fedual-vault-1"
+WAIT = 60.0
+"""Seconds to wait until another process or thread closes a vault."""
+ASIDE = 3
+"""How many old states of a client are kept aside."""
 REMEDY = "re-admit this client at the server (docs/how-to/deploy.md)"
 
 
 class StateLost(Refusal):
     """A client no longer has its rows of the last round that counted; going on from other rows would corrupt Σ η."""
+
+
+class OtherRun(Refusal):
+    """A client keeps its rows of another run of the same experiment, which a new run must not replace."""
 
 
 class Copy(NamedTuple):
@@ -48,9 +58,14 @@ class Copy(NamedTuple):
     nonce: str
     rows: Rows
 
+    @property
+    def ledger(self) -> str:
+        """The id of the server's ledger, with which its nonces begin."""
+        return self.nonce.partition(".")[0]
+
 
 @contextmanager
-def opened(folder: Path, experiment: str, client: str, wait: float = 60.0) -> Iterator["Vault"]:
+def opened(folder: Path, experiment: str, client: str, wait: float = WAIT) -> Iterator["Vault"]:
     """Open a client's vault for this process and thread alone.
 
     Args:
@@ -74,6 +89,24 @@ def opened(folder: Path, experiment: str, client: str, wait: float = 60.0) -> It
     path = vault_file(folder, experiment, client)
     with locked(path.with_suffix(".lock"), wait):
         yield Vault(path, experiment, client)
+
+
+def set_aside(folder: Path, experiment: str, client: str) -> Path | None:
+    """Let a client start an experiment anew; return where its state is kept, None if there is none.
+
+    The files of the last `ASIDE` times are kept, with the time in their names.
+    """
+    path = vault_file(folder, experiment, client)
+    with locked(path.with_suffix(".lock"), WAIT):
+        if not path.exists():
+            return None
+        kept = path.with_name(f"{path.stem}.{datetime.now(UTC):%Y-%m-%dT%H-%M-%S-%fZ}.safetensors.aside")
+        with writing(kept, 0, "nothing was changed"):
+            os.rename(path, kept)
+            sync(folder)
+            for old in sorted(folder.glob(f"{path.stem}.*.safetensors.aside"))[:-ASIDE]:
+                old.unlink()
+        return kept
 
 
 class Vault:
@@ -103,19 +136,21 @@ class Vault:
         """The nonce of the last round that was answered, whether or not it counted."""
         return None if self._pending is None else self._pending.nonce
 
-    def settle(self, ack: str | None, factor: float = 1.0) -> Rows | None:
+    def settle(self, ack: str | None, factor: float = 1.0, ledger: str | None = None) -> Rows | None:
         """Take the rows of the round that counted; the file stays as it is until `put`.
 
         Args:
             ack: The nonce of this client's last round that counted; None if the server has counted none.
             factor: By what the server cut the update of that round: η_k has moved by this part of its step. Rows that
                 are kept as committed have it already.
+            ledger: The id of the server's ledger, if it is known.
 
         Returns:
             A copy of the rows; None to start from zero.
 
         Raises:
             StateLost: The rows of that round are not here.
+            OtherRun: The server has counted no round, and the rows here belong to another server's ledger.
         """
         copies = {copy.nonce: copy for copy in (self._committed, self._pending) if copy is not None}
         if ack is not None and ack not in copies:
@@ -123,6 +158,13 @@ class Vault:
                 f"Client {self._identity['client']!r} has no state of round {ack}, which the server counted last: "
                 f"{REMEDY}.",
                 f"the rounds in {self._path} are: {' and '.join(copies) or 'none'}",
+            )
+        if others := {copy.ledger for copy in copies.values()} - {ledger} if ack is None and ledger else set():
+            raise OtherRun(
+                f"Client {self._identity['client']!r} keeps its state of another run of this experiment: choose "
+                "another experiment, or let the site's operator set the old state aside (docs/how-to/deploy.md).",
+                f"{self._path} belongs to ledger {' and '.join(sorted(others))}, the server has {ledger}: see `fedual "
+                "flower set-aside`",
             )
         # both copies stay in memory, because they stay on disk if `put` fails
         self._base = None if ack is None else copies[ack]
