@@ -13,7 +13,7 @@ from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
 
-from fedual.errors import DataError, InputError
+from fedual.errors import DataError, FedualError, InputError
 from fedual.rundir.atomic import PRIVATE, make_folder, writing
 
 P = ParamSpec("P")
@@ -24,7 +24,7 @@ UNCHANGED = "nothing was changed"
 PAUSE = 0.05
 """Seconds between two attempts to take the lock."""
 ATTEMPTS = 10
-"""How often a holder that has not said who it is yet is looked up."""
+"""How often a holder that has not said who it is yet is looked up, and a folder is made."""
 LONGEST_NAME = 300
 """Bytes that are read of a process's number and its machine's name."""
 
@@ -93,13 +93,7 @@ def _take(folder: Path) -> int:
     """The handle of a folder's lock, which says that this process has it."""
     path = folder / LOCK
     while True:
-        make_folder(folder)
-        try:
-            handle = _open(path)
-        except DataError:
-            if folder.exists():
-                raise
-            continue  # the last holder has just removed the folder
+        handle = _made(folder)
         if not _try_lock(handle, path):
             holder = _holder(handle)
             os.close(handle)
@@ -111,6 +105,18 @@ def _take(folder: Path) -> int:
     os.ftruncate(handle, 0)
     os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode()[:LONGEST_NAME], 0)
     return handle
+
+
+def _made(folder: Path) -> int:
+    """The handle of a folder's lock, both made if need be; the last holder may be removing them at the same time."""
+    for left in reversed(range(ATTEMPTS)):
+        try:
+            make_folder(folder)
+            return _open(folder / LOCK)
+        except FedualError:
+            if not left:
+                raise
+    raise AssertionError
 
 
 def _holder(handle: int) -> str:
