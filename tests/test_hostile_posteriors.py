@@ -70,10 +70,10 @@ def test_the_network_is_measured_before_it_is_made(path: Path, monkeypatch: pyte
         return model
 
     monkeypatch.setattr(module, "build", watched)
-    wide = {"model": "mlp", "settings": {"inputs": 2, "hidden": [10**6, 10**6], "outputs": 2}}
-    change(path, {"config": wide})
-    assert "The model is not that of" in refused(path)
-    assert devices == ["meta"]
+    for hidden, message in (([100, 100], "The model is not that of"), ([10**6, 10**6], "The model mlp")):
+        change(path, {"config": {"model": "mlp", "settings": {"inputs": 2, "hidden": hidden, "outputs": 2}}})
+        assert message in refused(path)
+        assert devices == ["meta"]
     change(path, {"parameters": layout((10**6, 2), (10**6,), (10**6, 10**6), (10**6,), (2, 10**6), (2,))})
     assert "names 1000006000002 trained parameters and holds 17" in refused(path)
     assert devices == ["meta"]

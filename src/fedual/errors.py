@@ -11,6 +11,8 @@ from fedual.texts import printable
 
 LISTED = 40
 """Most names that an error lists."""
+LARGEST = 2**63 - 1
+"""The largest whole number, that of 64 bits with a sign: others do not fit into a tensor."""
 LONGEST = 600
 """Most letters of a message: what a file holds can be long, and a sentence is to be read."""
 
@@ -80,6 +82,8 @@ def require_count(name: str, value: Any, least: int = 1) -> int:
     """Return a setting, or raise unless it is a whole number of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InputError(f"{name} = {value!r}: it must be a whole number of at least {least}.")
+    if value > LARGEST:
+        raise InputError(f"{name} has more than 64 bits: it must be a whole number of at most 2⁶³ − 1.")
     return value
 
 

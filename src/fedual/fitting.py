@@ -109,7 +109,10 @@ def fit(
     losses = Minibatches(network, data.to(network.device), loss, draws, *amount)
     if exact:
         losses = _whole(losses)
-    examples, steps = float(data.total_weights.sum()), local.average_steps(len(data), sum(data.sizes))
+    examples, steps = (
+        float(data.total_weights.sum()),
+        replace(local, batch_size=losses.batch_size).average_steps(len(data), sum(data.sizes)),
+    )
     spec, given = method, local
     prior = losses.affine.prior() if losses.affine else None
     method = resolve(spec, Federation(len(data), examples, local.participation, steps, prior))

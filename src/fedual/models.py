@@ -16,11 +16,18 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedual import memory
 from fedual.errors import InputError, hint, require_count
+from fedual.parsing import parsing
 
+COPIES = 4
+"""A network is trained with its gradient, a mean and a precision: it must fit into memory as many times."""
+DEEPEST = 1000
+"""Most hidden layers of a perceptron: with more, signals vanish, and PyTorch takes minutes to make them."""
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU, "tanh": nn.Tanh}
 """The activations that `mlp` accepts."""
 
@@ -34,8 +41,10 @@ def mlp(
     """
     if activation not in ACTIVATIONS:
         raise InputError(f"Unknown activation {activation!r}: {hint(activation, ACTIVATIONS)}")
-    if isinstance(hidden, str) or not isinstance(hidden, Sequence):
-        raise InputError(f"hidden = {hidden!r}: give the width of each hidden layer, e.g. (200, 100).")
+    if isinstance(hidden, str) or not isinstance(hidden, Sequence) or len(hidden) > DEEPEST:
+        raise InputError(
+            f"hidden = {hidden!r}: give the width of each of at most {DEEPEST} hidden layers, e.g. (200, 100)."
+        )
     _check_widths(inputs=inputs, outputs=outputs, **{f"hidden[{i}]": width for i, width in enumerate(hidden)})
     widths = [inputs, *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
@@ -116,7 +125,14 @@ def build(name: str, **settings: Any) -> nn.Module:
     known = inspect.signature(MODELS[name]).parameters
     if unknown := [key for key in settings if key not in known]:
         raise InputError(f"The model {name} has no setting {unknown[0]!r}: {hint(unknown[0], known)}")
-    return MODELS[name](**settings)
+    with parsing(f"The model {name}", "cannot be made", "correct its settings", InputError):
+        with torch.device("meta"):  # its size, without memory
+            size = sum(value.nbytes for value in MODELS[name](**settings).parameters())
+        if size > memory.available() // COPIES:
+            raise InputError(
+                f"The model {name} takes {size / 1e9:.3g} GB, which do not fit into memory: make it smaller."
+            )
+        return MODELS[name](**settings)
 
 
 def _check_widths(**widths: Any) -> None:

@@ -20,6 +20,10 @@ Precision = Literal["auto", "float32", "tf32", "bfloat16"]
 Place = Literal["auto", "memory", "disk"]
 
 
+MOST_SAMPLES = 10**6
+"""Draws of θ in an evaluation: the error of their average is a thousandth of one draw's."""
+
+
 class _Settings(Versioned):
     """Settings that check their fields: a `Literal` takes one of its values, an int a whole number."""
 
@@ -123,6 +127,11 @@ class Evaluation(_Settings):
 
     evaluate_every: int = 1
     samples: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples > MOST_SAMPLES:
+            raise InputError(f"samples = {self.samples}: give at most {MOST_SAMPLES}, which already take hours.")
 
 
 SECTIONS: dict[str, type] = {"training": LocalTraining, "execution": Execution, "evaluation": Evaluation}

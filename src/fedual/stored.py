@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedual.errors import DataError
 from fedual.forms import ANY, POSITIVE, Number, Row, Whole, require
+from fedual.settings import MOST_SAMPLES
 
 AGAIN, DELETE, RESTORE = "save it again", "delete it to go on without it", "restore the file, or start anew"
 SHARE = Number(0.0, 1.0)
@@ -38,8 +39,7 @@ POSTERIOR = {
     "config": (None, {"model?": str, "settings?": {...: ANY}}),
     "parameters": [LAYOUT],
 }
-SAMPLES = Whole(0, 10**6)
-"""Draws of a prediction: a million of them would take hours."""
+SAMPLES = Whole(0, MOST_SAMPLES)
 NUMBERS = ([Number()], Number(), [[Number()]], [[[Number()]]])
 """Moments of a column: of an array of images there is one for each pixel."""
 INPUTS = {"columns": [str], "categories": {...: [str]}, "standardised": {...: Row(NUMBERS, NUMBERS)}}

@@ -74,6 +74,8 @@ def two_class(
     members = _members(labels)
     for name, value in (("num_clients", num_clients), ("per_class", per_class), ("max_uses", max_uses)):
         require_count(name, _scalar(value))
+    if num_clients > (examples := sum(map(len, members))):
+        raise InputError(f"num_clients = {num_clients}, but there are {examples} examples: give at most as many.")
     if len(members) < 2:
         raise InputError("two_class needs labels of at least two classes; there is 1")
     smallest = min(len(m) for m in members)

@@ -21,6 +21,7 @@ from torch import Tensor
 from fedual.data.partition import held_out
 from fedual.data.tables import Table, are_texts, marked, names, number, ordered, parsed, read
 from fedual.errors import DataError, InputError
+from fedual.parsing import parsing
 
 CATEGORIES = 100  # most different texts in a column: one with more is probably an identifier
 
@@ -146,7 +147,7 @@ def _read(folder: Path, data: Mapping[str, Any]) -> tuple[list[Table], Table | N
     """Read the training tables, and the test table unless it is to be drawn from them."""
     sites = data.get("sites", [data.get("file")])
     if isinstance(sites, str):
-        sites, pattern = sorted(str(path.relative_to(folder)) for path in folder.glob(sites)), sites
+        sites, pattern = _matching(folder, sites), sites
         if not sites:
             raise InputError(f"data.sites = {pattern!r}: no file in {folder.resolve()} matches: check the pattern.")
     paths = [folder / name for name in sites]
@@ -165,6 +166,14 @@ def _read(folder: Path, data: Mapping[str, Any]) -> tuple[list[Table], Table | N
     if test is None and "test_fraction" not in data:
         raise InputError(f"{paths[0]} has no test set: say data.test = FILE, or data.test_fraction = 0.2.")
     return tables, _table(test) if test else None
+
+
+def _matching(folder: Path, pattern: str) -> list[str]:
+    """The files that match a pattern, which is relative to a folder unless it begins at the root."""
+    anchor = Path(pattern).anchor
+    with parsing(f"data.sites = {pattern!r}", "is no pattern", "write one such as data/*.csv", InputError):
+        found = Path(anchor).glob(pattern.removeprefix(anchor)) if anchor else folder.glob(pattern)
+        return sorted(str(path if anchor else path.relative_to(folder)) for path in found)
 
 
 def _table(path: Path) -> Table:

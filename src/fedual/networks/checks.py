@@ -8,11 +8,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from fedual import memory
 from fedual.errors import InputError
 from fedual.networks.minibatches import Minibatches
 from fedual.networks.network import FAILURES, Network
 
 logger: logging.Logger = logging.getLogger("fedual")
+PLANNED = 16
+"""Bytes of a round's plan for each example of a step: its index, its weight, and what they are made from."""
 LARGE, SMALL = 10.0, 0.1
 """Warn if the input RMS exceeds the one, or if that of every column is below the other."""
 
@@ -31,6 +34,10 @@ def without_warnings() -> Iterator[None]:
 def check(losses: Minibatches, test: tuple[Tensor, Tensor] | None = None) -> None:
     """Refuse a model that cannot be trained by clients, and examples that it or the loss cannot take."""
     data = losses.data
+    if (planned := PLANNED * losses.longest * losses.batch_size) > memory.available() // 4:
+        amount = f"{losses.longest} steps of {losses.batch_size} examples in a round"
+        remedy = "lower local_steps or local_epochs"
+        raise InputError(f"{amount} take {planned / 1e9:.3g} GB for their order alone: {remedy}.")
     if data.x.dtype == torch.uint8 and losses.network.scale is None:
         raise InputError(
             "The inputs are uint8: give Network(model, scale=255) for pixels that the network should see in [0, 1], "

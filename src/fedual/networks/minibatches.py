@@ -68,6 +68,8 @@ class Minibatches(Batches):
         for name in ("batch_size", "local_epochs", "local_steps"):
             if getattr(self, name) is not None:
                 require_count(name, getattr(self, name))
+        most = max(WIDE, max(self.data.sizes))  # a batch holds all of a client's examples at most
+        object.__setattr__(self, "batch_size", min(self.batch_size, most))
         if self.prepared_y is None:
             object.__setattr__(self, "prepared_y", self.network.standardised(self.data.y))
 

@@ -62,6 +62,9 @@ class Network:
         self._sizes = [shape.numel() for shape in self.shapes]
         self.dim: int = sum(self._sizes)
         self._initial = torch.cat([parameters[name].detach().flatten() for name in self.names])
+        if self.dtype not in (torch.float32, torch.float64):
+            kind = str(self.dtype).removeprefix("torch.")
+            raise InputError(f"The model's parameters are {kind}, too coarse for small steps: give model.float().")
         for name, value in parameters.items():
             if not value.isfinite().all():
                 raise InputError(f"The model's parameter {name} contains NaN or infinity: initialise it first.")

@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_origin
 
-from fedual.errors import InputError, hint
+from fedual.errors import LARGEST, InputError, hint
 from fedual.parsing import parsing, require_depth
 
 Table = Mapping[str, Any]
@@ -32,8 +32,6 @@ SPLITS = {
     "column": ("column",),
 }
 """The kinds of split, and the settings of each besides the number of clients."""
-LARGEST = 2**63 - 1
-"""The largest whole number, that of 64 bits with a sign: others do not fit into a tensor."""
 NATURAL = ("sites", "column")
 """The kinds whose clients are in the data."""
 REQUIRED = {"data": (SOURCES,), "split": (("kind",),), "model": (("name", "function"),), "train": (("rounds",),)}
