@@ -1,0 +1,60 @@
+"""Campaigns by command, and their records in results/adversary/."""
+
+import argparse
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import torch
+
+from adversary import harness
+from adversary.fuzzers import FUZZERS
+from fedual.rundir import environment
+
+RESULTS = Path(__file__).parent.parent.parent / "results" / "adversary"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.adversary")
+    parser.add_argument("campaign", choices=["fuzz"])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--case", type=int, help="run this case alone, and show what happens")
+    parser.add_argument("--only", default="", help="names, separated by commas")
+    parser.add_argument("--record", action="store_true", help="append the result to results/adversary/")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    names = [name for name in given.only.split(",") if name] or list(FUZZERS)
+    cases = range(given.cases) if given.case is None else range(given.case, given.case + 1)
+    return fuzz(names, given.seed, cases, given.record)
+
+
+def fuzz(names: list[str], seed: int, cases: range, record: bool) -> int:
+    """Run fuzzers one after the other; 1 if one of them fails."""
+    failed = 0
+    for name in names:
+        report = harness.run(name, FUZZERS[name], seed, cases)
+        failed += bool(report.failures)
+        rate = report.cases / max(report.seconds, 1e-9)
+        print(
+            f"{name}: {report.cases} cases, {rate:.0f}/s, {report.peak_mib:.0f} MiB, {report.outcomes}, "
+            f"{len(report.failures)} failures",
+            flush=True,
+        )
+        for failure, count in report.kinds():
+            print(f"  case {failure['case']} ({count} like it): {failure['what'][:300]}", flush=True)
+            if len(cases) == 1:
+                print(failure.get("stack", ""))
+        if record:
+            keep("fuzz.jsonl", {**report.to_dict(), "memory_limit_mib": harness.MEMORY >> 20})
+    return int(failed > 0)
+
+
+def keep(name: str, record: dict) -> None:
+    """Append a record with the time, the commit and the hardware."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=RESULTS).stdout.strip()
+    about = {"when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit, "machine": environment()}
+    with (RESULTS / name).open("a") as file:
+        file.write(json.dumps(about | record) + "\n")
