@@ -19,7 +19,7 @@ from federation import GAMMA, RHO, Federation
 from fedual.flower.vault import StateLost, opened
 from fedual.rundir.checksum import parse
 
-CLOSE = {"rtol": 1e-8, "atol": 1e-10}
+RTOL, ATOL = 1e-8, 1e-10
 
 
 class Wrong(AssertionError):
@@ -43,7 +43,7 @@ class Checker:
     Attributes:
         liars: Clients whose answers are taken as they were sent, because nobody can know what they computed.
         harmed: Clients whose state was lost, set back or used by others, or whose server was: they may be lost.
-        counted: Answers that counted, in all histories of the server.
+        counted: Answers that counted, in all histories of the server, in so many `rounds`.
     """
 
     def __init__(self, sites: Federation):
@@ -51,7 +51,7 @@ class Checker:
         self.state = State(0, self.prior.copy())
         self.answers: dict[tuple[str, str], np.ndarray | None] = {}
         self.liars, self.harmed = set[str](), set[str]()
-        self.counted = 0
+        self.counted = self.rounds = 0
 
     def answered(self, client: str, nonce: str, lam: np.ndarray | None) -> None:
         """A site has answered an attempt at a round, whether or not its answer arrives."""
@@ -100,6 +100,7 @@ class Checker:
         new.round += 1
         new.log.append(sorted(fresh))
         self.counted += len(fresh)
+        self.rounds += 1
 
     def check(self) -> None:
         """Raise `Wrong` unless server, sites and records are what follows from the answers that counted."""
@@ -110,7 +111,7 @@ class Checker:
             ("λ_g", server.lam_g.numpy(), self.state.lam_g),
             ("Σ η", server.eta_sum.numpy(), sum(self.state.eta.values(), np.zeros_like(self.prior))),
         ):
-            if not np.allclose(found, expected, **CLOSE):
+            if not np.allclose(found, expected, rtol=RTOL, atol=ATOL):
                 raise Wrong(f"{name} is off by {np.abs(found - expected).max():.3g} after {self.state.log}")
         told = [sorted(record["clients"]) for record in self.sites.history]
         if told[: len(self.state.log)] != self.state.log:
@@ -133,7 +134,7 @@ class Checker:
             if client not in self.harmed:
                 raise Wrong(f"client {client} lost its state though nobody harmed it") from None
             return
-        if not np.allclose(rows, self.state.eta[client], **CLOSE):
+        if not np.allclose(rows, self.state.eta[client], rtol=RTOL, atol=ATOL):
             raise Wrong(f"client {client} would go on from another dual than the one of {ack}")
 
     def dual(self, client: str, ack: str | None) -> Any:

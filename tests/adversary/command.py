@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from adversary import harness
+from adversary import harness, mutants, schedules
 from adversary.fuzzers import FUZZERS
 from fedual.rundir import environment
 
@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parent.parent.parent / "results" / "adversary"
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.adversary")
-    parser.add_argument("campaign", choices=["fuzz"])
+    parser.add_argument("campaign", choices=["fuzz", "schedules", "mutants"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--case", type=int, help="run this case alone, and show what happens")
@@ -25,9 +25,13 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="append the result to results/adversary/")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    names = [name for name in given.only.split(",") if name] or list(FUZZERS)
+    names = [name for name in given.only.split(",") if name]
     cases = range(given.cases) if given.case is None else range(given.case, given.case + 1)
-    return fuzz(names, given.seed, cases, given.record)
+    if given.campaign == "fuzz":
+        return fuzz(names or list(FUZZERS), given.seed, cases, given.record)
+    if given.campaign == "schedules":
+        return simulate(given.seed, cases, given.record)
+    return hunt(names or list(mutants.MUTANTS), given.seed, given.record)
 
 
 def fuzz(names: list[str], seed: int, cases: range, record: bool) -> int:
@@ -49,6 +53,31 @@ def fuzz(names: list[str], seed: int, cases: range, record: bool) -> int:
         if record:
             keep("fuzz.jsonl", {**report.to_dict(), "memory_limit_mib": harness.MEMORY >> 20})
     return int(failed > 0)
+
+
+def simulate(seed: int, cases: range, record: bool) -> int:
+    """Run random schedules of faults; 1 if one of them ends wrong."""
+    report = harness.run("schedules", schedules.schedule, seed, cases, 60.0)
+    rate = report.cases / max(report.seconds, 1e-9)
+    print(f"{report.cases} schedules, {rate:.1f}/s, {report.counts}, {len(report.failures)} failures")
+    for failure in report.failures:
+        print(f"  schedule {failure['case']}: {failure['what'][:500]}")
+    if record:
+        keep("schedules.jsonl", report.to_dict())
+    return int(bool(report.failures))
+
+
+def hunt(names: list[str], seed: int, record: bool) -> int:
+    """Run schedules of each mutant until one is wrong; 1 if a mutant survives."""
+    found = {}
+    for name in names:
+        report = mutants.hunt(name, seed)
+        found[name] = report.cases if report.failures else None
+        what = report.failures[0]["what"][:150] if report.failures else f"SURVIVED {report.cases} schedules"
+        print(f"{name}: schedule {report.cases}: {what}", flush=True)
+    if record:
+        keep("mutants.jsonl", {"seed": seed, "caught_by_schedule": found})
+    return int(None in found.values())
 
 
 def keep(name: str, record: dict) -> None:

@@ -13,10 +13,12 @@ import torch
 from adversary import mutations
 from adversary.harness import Case, Changed
 from fedual import fitting, report
+from fedual.metrics import Prediction
 from fedual.predict import choose_threshold, open_run, read_inputs, warnings_for
 from fedual.rundir.checksum import parse, seal
 from fedual.scenarios import load
 from fedual.scenarios.federation import materialise
+from fedual.settings import Evaluation, Execution, LocalTraining
 
 Make = Callable[[Random], Case]
 SCENARIO = """
@@ -81,9 +83,9 @@ class Example:
 
     def run(self, out: Path, rounds: int, resume: bool) -> Any:
         model, clients, test = self.problem
-        local = fitting.LocalTraining(batch_size=8, local_epochs=1)
-        how = fitting.Execution(device="cpu", engine="sequential", progress=False)
-        evaluation = fitting.Evaluation(samples=3)
+        local = LocalTraining(batch_size=8, local_epochs=1)
+        how = Execution(device="cpu", engine="sequential", progress=False)
+        evaluation = Evaluation(samples=3)
         return fitting.fit(
             model, clients, "ivon-admm", rounds, test=test, loss=self.loss, posterior="bayes", local=local,
             execution=how, evaluation=evaluation, out=out, resume=resume,
@@ -109,7 +111,7 @@ class Example:
         warnings = warnings_for(inputs, run).sentences()
         found = run.posterior.predict(inputs.x, run.samples, run.seed)
         told = [None if part is None else part.tolist() for part in found]
-        sure = choose_threshold(found.entropy, run.test, 0.9) if hasattr(found, "entropy") else None
+        sure = choose_threshold(found.entropy, run.test, 0.9) if isinstance(found, Prediction) else None
         return json.dumps([told, warnings, sure, run.classes, run.posterior.about])
 
     def report(self, path: Path) -> None:

@@ -1,9 +1,10 @@
 """All fuzzers by name."""
 
-from adversary import archives, folders, posteriors, questions, replies, settings, states, tables
+from adversary import archives, arrays, folders, posteriors, questions, replies, settings, states, tables
 
 FUZZERS = {
     **tables.FUZZERS,
+    **arrays.FUZZERS,
     **archives.FUZZERS,
     **posteriors.FUZZERS,
     **settings.FUZZERS,

@@ -41,8 +41,15 @@ STACK = 3000
 
 Case = Callable[[], Any]
 Fuzzer = Callable[[Path], Callable[[Random], Case]]
-"""A function that makes valid examples in a folder, and returns one that makes a case of a random source. A case returns
-whether what it saw is the intact example's result (None: nothing to compare with); it raises what the library raises."""
+"""A function that makes valid examples in a folder, and returns one that makes a case of a random source.
+
+A case returns whether what it saw is the intact example's result (None: nothing to compare with); it raises what the
+library raises.
+"""
+
+
+COUNTS: Counter[str] = Counter()
+"""What a fuzzer counts besides its cases, for the record."""
 
 
 class Changed(AssertionError):
@@ -61,6 +68,7 @@ class Report:
     seed: int
     cases: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)  # what else a fuzzer counts
     failures: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     peak_mib: float = 0.0
@@ -69,6 +77,7 @@ class Report:
         """Count what a process found."""
         self.cases += other["cases"]
         self.outcomes = dict(Counter(self.outcomes) + Counter(other["outcomes"]))
+        self.counts = dict(Counter(self.counts) + Counter(other.get("counts", {})))
         self.failures += other["failures"]
         self.seconds += other["seconds"]
         self.peak_mib = max(self.peak_mib, other["peak_mib"])
@@ -152,13 +161,21 @@ def _worker(
     made = _status("VmSize")
     resource.setrlimit(resource.RLIMIT_AS, (made + MEMORY, resource.RLIM_INFINITY))
     signal.signal(signal.SIGALRM, _too_slow)
+    signal.signal(signal.SIGPROF, _too_slow)
     before, outcomes, failures = _status("VmHWM"), Counter[str](), list[dict[str, Any]]()
     began, count, kept = time.monotonic(), 0, time.monotonic()
 
     def store() -> None:
         peak = (_status("VmHWM") - before) / 2**20
         spent = time.monotonic() - began
-        found = {"cases": count, "outcomes": outcomes, "failures": failures, "seconds": spent, "peak_mib": peak}
+        found = {
+            "cases": count,
+            "outcomes": outcomes,
+            "counts": COUNTS,
+            "failures": failures,
+            "seconds": spent,
+            "peak_mib": peak,
+        }
         to.write_text(json.dumps(found))
 
     for case in cases:
@@ -212,12 +229,15 @@ def _failure(error: BaseException, what: str) -> dict[str, Any]:
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise `Slow` in the block if it takes longer."""
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    """Raise `Slow` in the block if it works longer, or waits ten times as long."""
+    timers = {signal.ITIMER_PROF: seconds, signal.ITIMER_REAL: 10 * seconds}  # others use the machine, too
+    for timer, most in timers.items():
+        signal.setitimer(timer, most)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        for timer in timers:
+            signal.setitimer(timer, 0)
 
 
 def _too_slow(*_: Any) -> None:

@@ -141,8 +141,8 @@ def _numbers(rng: Random, values: np.ndarray) -> np.ndarray:
 def reply(rng: Random, answer: Message, question: Message) -> Message:
     """An answer with other content, or an error that Flower reports."""
     if rng.random() < 0.04:
-        return Message(Error(rng.choice([0, 3, 5, 8, 99]), rng.choice(mutations.TEXTS).encode(errors="replace").decode()),
-                       reply_to=question)  # fmt: skip
+        why = rng.choice(mutations.TEXTS).encode(errors="replace").decode()
+        return Message(Error(rng.choice([0, 3, 5, 8, 99]), why), reply_to=question)
     if not answer.has_content():
         return answer
     return Message(altered(rng, answer.content), reply_to=question)

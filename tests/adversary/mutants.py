@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from adversary import schedules
 from adversary.harness import Report, run
 
-SCHEDULES = 60
+SCHEDULES = 250
 """A mutant must be caught within so many schedules."""
 
 
@@ -46,9 +46,11 @@ MUTANTS = {
                                           "an answer that did not count moves the dual"),
     "committed not kept": Mutant(VAULT, "self._write(self._base, new)", "self._write(new, new)",
                                  "the rows of the last round that counted are gone"),
-    "rows not stored": Mutant(VAULT, "self._write(self._base, new)", "self._write(self._base, self._pending or new)",
+    "rows not stored": Mutant(VAULT, "self._write(self._base, new)",
+                              "self._write(self._base, self._pending or new)",
                               "the new rows are not on disk when the answer leaves"),
-    "older message answered": Mutant(SITE, "if vault.answered is not None and overtaken(request.nonce, vault.answered):",
+    "older message answered": Mutant(SITE,
+                                     "if vault.answered is not None and overtaken(request.nonce, vault.answered):",
                                      "if False:", "an older message takes the place of one that counted"),
     "dual put after the answer": Mutant(SITE, "vault.put(request.nonce, kept)", "pass",
                                         "the site's dual never moves"),
@@ -67,17 +69,21 @@ MUTANTS = {
     "ledger not saved": Mutant(FOLDER, "self.ledger.save(self.checkpoint)",
                                "self.ledger.server.round % 2 or self.ledger.save(self.checkpoint)",
                                "every other round is not on disk before the next begins"),
-    "ledger saved before its record": Mutant(FOLDER, "self.run.append(record)", "self.ledger.save(self.checkpoint); self.run.append(record)",
+    "ledger saved before its record": Mutant(FOLDER, "self.run.append(record)",
+                                             "self.ledger.save(self.checkpoint); self.run.append(record)",
                                              "a round counts that has no record"),
     "starts not counted": Mutant(FOLDER, "ledger.starts += 1", "pass", "two attempts at a round have one name"),
-    "records not rewound": Mutant(FOLDER, "run.rewind(ledger.server.round,", "run.history() and (ledger.server.round,",
+    "records not rewound": Mutant(FOLDER, "run.rewind(ledger.server.round,",
+                                  "run.history() and (ledger.server.round,",
                                   "a round that did not count keeps its record"),
-    "replies paired by order": Mutant(REPLIES, "if (client := clients.get(message.metadata.reply_to_message_id)) is not None:",
+    "replies paired by order": Mutant(REPLIES,
+                                      "if (client := clients.get(message.metadata.reply_to_message_id)) is not None:",
                                       "if (client := [*clients.values()][0]) is not None:",
                                       "an answer is taken for another client's"),
     "client's id not checked": Mutant(REPLIES, 'if config.get("client") != client:', "if False:",
                                       "one client's answer counts for another"),
-    "recount lacks one": Mutant(LEDGER, "eta_sum += shares[client]", "eta_sum += shares[client] * (client != min(shares))",
+    "recount lacks one": Mutant(LEDGER, "eta_sum += shares[client]",
+                                "eta_sum += shares[client] * (client != min(shares))",
                                 "the dual of a client that stays is not part of the new sum"),
 }  # fmt: skip
 """By name."""
@@ -113,7 +119,7 @@ def _replaced(old: Any, new: Any, module: str) -> int:
 def _functions(value: Any) -> list[types.FunctionType]:
     """The functions behind a function, a method or a property."""
     parts = [value.fget] if isinstance(value, property) else [getattr(value, "__func__", value)]
-    parts += [part.__wrapped__ for part in parts if hasattr(part, "__wrapped__")]
+    parts += [inspect.unwrap(part) for part in parts if hasattr(part, "__wrapped__")]
     return [part for part in parts if isinstance(part, types.FunctionType)]
 
 

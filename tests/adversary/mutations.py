@@ -14,8 +14,10 @@ EDGES: list[Any] = [
 ]  # fmt: skip
 """Numbers at which programs go wrong."""
 TEXTS = [
-    "", " ", "0", "-1", "1e999", "nan", "NaN", "null", "true", "inf", "../..", "/etc/passwd", "a" * 300, "\x00", "\x1b[2J",
-    "=1+1", "é", "\u202e", "\ud800", "x\ny", "'\"", "{}", "[]", "%s", "{0}", "torch.float64", "float16", "mlp", "Full",
+    "", " ", "0", "-1", "1e999", "nan", "NaN", "null", "true", "inf", "../..", "/etc/passwd", "a" * 300, "\x00",
+    "\x1b[2J", "=1+1",
+    "é", "\u202e", "\ud800", "x\ny", "'\"", "{}", "[]", "%s", "{0}", "torch.float64", "float16", "mlp",
+    "Full",
 ]  # fmt: skip
 """Texts at which programs go wrong."""
 DEEP = 3000

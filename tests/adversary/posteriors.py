@@ -114,8 +114,8 @@ def _tensors(rng: Random, about: dict[str, str], tensors: dict[str, torch.Tensor
     elif kind == 3:
         tensors[name] = tensor.reshape(-1)[: rng.randrange(4)].clone()
     elif kind == 4:
-        tensors[name] = rng.choice([tensor[None], tensor.flatten(), torch.zeros(0), torch.zeros(()), tensor.mT.contiguous()
-                                    if tensor.dim() > 1 else tensor]).clone()  # fmt: skip
+        turned = tensor.mT.contiguous() if tensor.dim() > 1 else tensor
+        tensors[name] = rng.choice([tensor[None], tensor.flatten(), torch.zeros(0), torch.zeros(()), turned]).clone()
     elif kind == 5 and tensor.numel() and tensor.is_floating_point():
         flat = tensor.flatten().clone()
         flat[rng.randrange(len(flat))] = rng.choice([math.nan, math.inf, -math.inf, 0.0, 1e300, -1e300, 1e-45])

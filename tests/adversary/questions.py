@@ -56,8 +56,9 @@ class Recorded:
         return copy.deepcopy(message)
 
     def files(self) -> dict[str, bytes]:
-        """What the site keeps, but for its locks."""
-        paths = [path for path in self.state.rglob("*") if path.is_file() and path.suffix != ".lock"]
+        """What the site keeps, but for its locks and the count of what it was asked."""
+        kept = lambda path: path.is_file() and path.suffix != ".lock" and not path.name.startswith("asked")
+        paths = [path for path in self.state.rglob("*") if kept(path)]
         return {str(path.relative_to(self.state)): path.read_bytes() for path in paths}
 
     def answered(self, message: Message) -> Message:

@@ -24,7 +24,7 @@ from here import Here
 from adversary import clock, crashes, messages
 from adversary.checker import Checker, Wrong
 from adversary.crashes import CRASHES, Killed
-from adversary.harness import Case, no_sentence
+from adversary.harness import COUNTS, Case, no_sentence
 from adversary.replies import kind_of
 from fedual.errors import FedualError
 from fedual.flower import wire
@@ -113,15 +113,15 @@ class Schedule:
             return None
         older = self.old.setdefault(node, [])
         before = self.rng.choice(older) if older else None
-        again = fault == "older question again" and before is not None
+        again = before if fault == "older question again" else None
         if again and self.rng.random() < 0.3:
-            self._delivered(node, *before)
-            again = False
+            self._delivered(node, *again)
+            again = None
         if fault == "state lost meanwhile":
             self._lose(self._client(node))
         reply = self._delivered(node, answer, message, fault)
         if again:
-            self._delivered(node, *before)
+            self._delivered(node, *again)
         if kind_of(message) == "train":
             self.old[node] = [*older[-3:], (answer, message)]
         if fault == "answered twice":
@@ -174,10 +174,8 @@ class Schedule:
             CRASHES.revive()
             CRASHES.site = False
         client = self._client(node) if node in self.sites.grid.apps else None
-        if kind_of(message) == "train" and reply.has_content() and client is not None:
-            if client == self.liar and self.rng.random() < 0.4:
-                reply = messages.reply(self.rng, reply, message)
-        return reply
+        lies = client is not None and client == self.liar and kind_of(message) == "train" and reply.has_content()
+        return messages.reply(self.rng, reply, message) if lies and self.rng.random() < 0.4 else reply
 
     def _full(self, *_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -350,7 +348,6 @@ def schedule(folder: Path) -> Callable[[Random], Case]:
     clock.hurried()
     crashes.install()
     torch.set_default_dtype(torch.float64)
-    totals = Counter[str]()
 
     def make(rng: Random) -> Case:
         own = folder / "s"
@@ -359,7 +356,8 @@ def schedule(folder: Path) -> Callable[[Random], Case]:
 
         def case() -> None:
             done = Schedule(own, rng).run()
-            totals.update(done.happened)
+            COUNTS.update(done.happened)
+            COUNTS.update({"rounds": done.checker.rounds, "answers that counted": done.checker.counted})
 
         return case
 
