@@ -2,7 +2,7 @@
 that the server may have, and the only dual that each site may go on with.
 
     every answer counts once or not at all: its nonce, and what was sent with it, are on the checker's own list
-    λ_g and Σ η are those of the answers that counted, after Eq. 15 to 17
+    λ_g and Σ η are those of the answers that counted, after Eq. 15 to 17, each cut by the factor that its site is told
     a site goes on from the dual of its last answer that counted, or says that it is lost, if somebody harmed it
     the records of the folder name those that counted
 """
@@ -34,6 +34,7 @@ class State:
     lam_g: np.ndarray
     eta: dict[str, np.ndarray] = field(default_factory=dict)
     acks: dict[str, str] = field(default_factory=dict)
+    factors: dict[str, float] = field(default_factory=dict)  # by which the last updates were cut
     log: list[list[str]] = field(default_factory=list)
 
 
@@ -63,7 +64,7 @@ class Checker:
         old, acks, round = self.state, told["acks"], told["round"]
         new = copy.deepcopy(old)
         for client in old.acks.keys() - acks.keys():
-            del new.acks[client], new.eta[client]
+            del new.acks[client], new.eta[client], new.factors[client]
             self.harmed.discard(client)
         fresh = sorted(client for client, nonce in acks.items() if old.acks.get(client) != nonce)
         if round == old.round:
@@ -72,10 +73,10 @@ class Checker:
         elif round != old.round + 1:
             raise Wrong(f"round {round} follows round {old.round}")
         else:
-            self._step(new, {client: acks[client] for client in fresh})
+            self._step(new, {client: acks[client] for client in fresh}, told["factors"])
         self.state = new
 
-    def _step(self, new: State, fresh: dict[str, str]) -> None:
+    def _step(self, new: State, fresh: dict[str, str], factors: dict[str, float]) -> None:
         """Lines 1 to 3 for the clients that counted."""
         if len(set(fresh.values())) > 1:
             raise Wrong(f"two attempts counted in one round: {fresh}")
@@ -91,6 +92,10 @@ class Checker:
                 if sent is None:
                     raise Wrong(f"client {client} counted in {nonce} without a readable λ")
                 solved[client] = sent
+            if not 0 < (factor := factors.get(client, 1.0)) <= 1:
+                raise Wrong(f"client {client} was cut by {factor}")
+            solved[client] = new.lam_g + factor * (solved[client] - new.lam_g)
+            new.factors[client] = factor
         if solved:
             for client, lam in solved.items():
                 new.eta[client] = new.eta[client] + GAMMA * (lam - new.lam_g)
@@ -116,6 +121,9 @@ class Checker:
         told = [sorted(record["clients"]) for record in self.sites.history]
         if told[: len(self.state.log)] != self.state.log:
             raise Wrong(f"the records name {told}, what counted is {self.state.log}")
+        for client, eta in (self.sites.ledger.shares or {}).items():
+            if not np.allclose(eta, self.state.eta[client], rtol=RTOL, atol=ATOL):
+                raise Wrong(f"the server keeps another dual of client {client} than the one that counted")
         for client, ack in self.state.acks.items():
             if client not in self.liars:
                 self._check_site(client, ack)
@@ -140,5 +148,5 @@ class Checker:
     def dual(self, client: str, ack: str | None) -> Any:
         """The η_k that a site would go on with; None if it starts from zero."""
         with opened(self.sites.path / f"site{client}", "e", client) as vault:
-            rows = vault.settle(ack)
+            rows = vault.settle(ack, self.state.factors.get(client, 1.0))
         return None if rows is None else rows["eta"].numpy()

@@ -96,6 +96,10 @@ class Schedule:
         self.faults = {name: share * rng.choice([0, 0.3, 1, 1, 4]) for name, share in FAULTS.items()}
         self.events = rng.choices(EVENTS, k=rng.randrange(2, 8))
         self.participation = rng.choice([1.0, 1.0, 1.0, 0.5])
+        self.policy = {
+            "keep_shares": self.liar is not None or rng.random() < 0.7,
+            "robust": rng.choice([None, None, "share"]),
+        }
         self.rounds = 0
 
     # What happens to messages
@@ -288,7 +292,7 @@ class Schedule:
         CRASHES.replaced = self._replaced
         server, self.refusal = None, ""
         try:
-            server = self.sites.run(rounds, between, participation=self.participation, **told)
+            server = self.sites.run(rounds, between, participation=self.participation, **self.policy, **told)
         except Killed:
             self.happened["server killed"] += 1
         except FedualError as error:
