@@ -96,10 +96,9 @@ class Schedule:
         self.faults = {name: share * rng.choice([0, 0.3, 1, 1, 4]) for name, share in FAULTS.items()}
         self.events = rng.choices(EVENTS, k=rng.randrange(2, 8))
         self.participation = rng.choice([1.0, 1.0, 1.0, 0.5])
-        self.policy = {
-            "keep_shares": self.liar is not None or rng.random() < 0.7,
-            "robust": rng.choice([None, None, "share"]),
-        }
+        self.policy: dict[str, Any] = {"keep_shares": self.liar is not None or rng.random() < 0.7}
+        if self.participation == 1:  # a site that is alone in its round has nobody to share with
+            self.policy["robust"] = rng.choice([None, None, "share"])
         self.rounds = 0
 
     # What happens to messages
