@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from federation import GAMMA, RHO, Federation
 
-from fedual.flower.vault import StateLost, opened
+from fedual.flower.vault import OtherRun, StateLost, opened, set_aside
 from fedual.rundir.checksum import parse
 
 RTOL, ATOL = 1e-8, 1e-10
@@ -129,11 +129,16 @@ class Checker:
                 self._check_site(client, ack)
 
     def is_lost(self, client: str) -> bool:
-        """Whether a site cannot go on from what the server counted."""
+        """Whether a site cannot go on from what the server counted; its operator sets another run's state aside."""
+        folder, ack = self.sites.path / f"site{client}", self.state.acks.get(client)
         try:
-            return self.dual(client, self.state.acks.get(client)) is None and client in self.state.acks
+            with opened(folder, "e", client) as vault:
+                return vault.settle(ack, 1.0, self.sites.ledger.id) is None and ack is not None
         except StateLost:
             return True
+        except OtherRun:
+            set_aside(folder, "e", client)
+            return False
 
     def _check_site(self, client: str, ack: str) -> None:
         try:

@@ -276,7 +276,6 @@ class Schedule:
         """A server of the same experiment with a folder of its own: it must not make the first one wrong."""
         out, self.sites.out = self.sites.out, self.sites.path / "other"
         replaced, CRASHES.replaced = CRASHES.replaced, lambda path: None
-        self.checker.harmed |= set(self.nodes)
         try:
             self.sites.run(self.rng.randrange(1, 3))
         except FedualError:
@@ -329,7 +328,8 @@ class Schedule:
         ready = [str(k) for k in range(self.active) if str(k) not in self.forgotten]
         turned_away = list[str]()
         for attempt in range(3):
-            lost = [client for client in ready if self.checker.is_lost(client)]
+            started = (self.sites.out / "server.safetensors").exists()
+            lost = [client for client in ready if started and self.checker.is_lost(client)]
             for client in lost:
                 shutil.rmtree(self.sites.path / f"site{client}", ignore_errors=True)
             told = {"readmit": sorted({*lost, *turned_away})} if attempt < 2 else {}
