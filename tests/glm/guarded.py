@@ -12,7 +12,7 @@ from fedual.glm.design import Design
 from fedual.glm.guards import Guard, Guards
 
 OFF = Guards(
-    min_rows=0, rows_per_parameter=0, min_cell=0, min_pair=0, min_effective_rows=0, max_rounds=10**6,
+    min_rows=0, rows_per_parameter=0, min_cell=0, min_pair=0, min_events=0, min_effective_rows=0, max_rounds=10**6,
     numbers_per_unknown=1e9, numbers_per_exposed=1e9, min_difference=0, max_refusals=10**6,
 )  # fmt: skip
 """Rules that refuse nothing."""
