@@ -155,3 +155,21 @@ def test_without_the_extra(folder: Path, missing: str):
     assert done.returncode == 2
     assert done.stderr.startswith(f"fedual: fedual glm needs {missing}")
     assert done.stderr.endswith("which is missing: pip install 'fedual[glm]'\n")
+
+
+def test_survival(tmp_path: Path):
+    rossi = pd.read_csv(Path(__file__).parents[2] / "docs" / "tutorials" / "rossi.csv")
+    for number, name in enumerate(FILES):
+        rossi.iloc[number::3].to_csv(tmp_path / name, index=False)
+    formula = "Surv(week, arrest) ~ fin + age"
+    files = [str(tmp_path / name) for name in FILES]
+    done = fedual(tmp_path, "glm", formula, *FILES, "--ties", "breslow", "--transform", "log", "--json")
+    assert done.code == 0, done.err
+    shown, fit = last(done.out), glm.fit(formula, files, ties="breslow", transform="log")
+    assert [row["estimate"] for row in shown["coefficients"]] == fit.coefficients.to_list()
+    assert (shown["events"], shown["concordance"]) == (114, fit.survival.c)  # type: ignore[union-attr]
+    done = fedual(tmp_path, "glm", formula, *FILES, "--baseline", "piecewise", "--pieces", "13,26")
+    assert "common baseline constant in 3 pieces" in done.out
+    done = fedual(tmp_path, "glm", formula, *FILES, "--pieces", "many")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "pieces = 'many': give a number from 1 to 200" in done.err

@@ -25,7 +25,10 @@ def frame(seed: int, rows: int) -> pd.DataFrame:
     age, sex = random.normal(50, 10, rows), random.choice(["female", "male"], rows)
     chance = 1 / (1 + np.exp(2.5 - age / 20 - 0.5 * (sex == "male")))
     sick, visits = (random.random(rows) < chance).astype(int), random.negative_binomial(2, 1 / (1 + age / 40))
-    return pd.DataFrame({"age": age, "sex": sex, "sick": sick, "visits": visits})
+    death, lost = random.exponential(40 - 0.4 * age + 8 * (sex == "male")), random.uniform(5, 25, rows)
+    times = {"time": np.ceil(np.minimum(death, lost)) + 1, "died": (death < lost).astype(int)}
+    entry = np.minimum(random.integers(0, 4, rows), times["time"] - 1)
+    return pd.DataFrame({"age": age, "sex": sex, "sick": sick, "visits": visits, **times, "entry": entry})
 
 
 FRAMES = {name: frame(seed, 300 + 150 * seed) for seed, name in enumerate(NAMES)}

@@ -10,6 +10,8 @@ from cluster import Cluster, real, wait_for
 from glm_federation import FORMULA, FRAMES, NAMES
 
 from fedual import glm
+from fedual.glm.fitting import simulate
+from fedual.glm.settings import Settings
 
 pytestmark = real
 
@@ -79,6 +81,18 @@ def test_a_site_that_is_killed_in_mid_fit_and_returns(cluster: Cluster):
     table = pd.read_csv(Path(out, "table.csv"), index_col="term")
     np.testing.assert_allclose(table, expected.table, rtol=1e-8, atol=1e-8)
     assert glm.Fit.load(out / "fit.json").convergence.converged
+
+
+@pytest.mark.parametrize("options", [{}, {"baseline": "piecewise", "pieces": "5, 10"}])
+def test_survival(cluster: Cluster, options: dict[str, str]):
+    out = cluster.folder / f"survival-{len(options)}"
+    formula = "Surv(entry, time, died) ~ age + C(sex)"
+    run = cluster.run({"formula": formula, "family": "", "out": str(out), **options})
+    assert run.wait(timeout=240) == "finished:completed", run.log()
+    files = {name: cluster.folder / f"{name}.csv" for name in NAMES}
+    expected = simulate(Settings(formula, **options), files)  # type: ignore[arg-type]
+    table = pd.read_csv(Path(out, "table.csv"), index_col="term")
+    np.testing.assert_allclose(table, expected.table, rtol=1e-8, atol=1e-8)
 
 
 def test_a_guards_refusal_fails_the_run_with_the_site_and_the_rule(cluster: Cluster):

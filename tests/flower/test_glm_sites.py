@@ -60,6 +60,9 @@ SETTINGS = {
     "poisson": {"formula": "visits ~ age + C(sex)", "family": "poisson"},
     "gamma": {"formula": "age ~ C(sex) + sick", "family": "gamma"},
     "negative binomial": {"formula": "visits ~ age", "family": "negative-binomial"},
+    "cox": {"formula": "Surv(time, died) ~ age + C(sex)"},
+    "cox with strata and late entries": {"formula": "Surv(entry, time, died) ~ age + strata(sex)", "ties": "breslow"},
+    "piecewise": {"formula": "Surv(time, died) ~ age + C(sex)", "baseline": "piecewise", "pieces": 5},
     "posterior": {"formula": FORMULA, "family": "binomial", "estimate": "posterior", "prior": 0.5},
     "variational": {"formula": FORMULA, "family": "binomial", "estimate": "variational"},
 }
@@ -73,6 +76,9 @@ def test_every_model_has_the_simulators_table(tmp_path: Path, what: str):
     expected = simulate(settings, FRAMES)
     agrees(fit, expected.table)
     assert fit.loglik == pytest.approx(expected.loglik, rel=1e-12)
+    if fit.survival is not None and expected.survival is not None:
+        assert fit.survival.c == expected.survival.c
+        assert fit.survival.trends == expected.survival.trends
     assert fit.convergence.rounds == expected.convergence.rounds
 
 

@@ -9,7 +9,10 @@ import typer
 from fedual.cli.output import echo
 from fedual.cli.run import Json
 
-Formula = Annotated[str, typer.Argument(help="As in R: 'y ~ age + C(sex) + bs(bmi, df=4)'.", metavar="FORMULA")]
+Formula = Annotated[
+    str,
+    typer.Argument(help="As in R: 'y ~ age + C(sex) + bs(bmi, df=4)', 'Surv(time, event) ~ age'.", metavar="FORMULA"),
+]
 Tables = Annotated[
     list[str], typer.Argument(help="A CSV or Parquet file for each site; NAME=FILE names it.", metavar="FILE…")
 ]
@@ -28,6 +31,12 @@ Levels = Annotated[
     list[str] | None,
     typer.Option(metavar="COLUMN=A,B,…", help="Levels of a categorical column, the base first; may be repeated."),
 ]
+Baseline = Annotated[
+    str, typer.Option(help="Of Surv(time, event): stratified (Cox, a baseline for each site), or piecewise, for all.")
+]
+Ties = Annotated[str, typer.Option(help="Tied times in Cox regression: efron or breslow.")]
+Pieces = Annotated[str, typer.Option(metavar="N|T,T,…", help="Pieces of a common baseline, or the times to cut at.")]
+Transform = Annotated[str, typer.Option(help="Time in the test of proportional hazards: identity, log or none.")]
 MaxRounds = Annotated[int, typer.Option(help="Rounds at most.")]
 Tol = Annotated[float, typer.Option(help="Converged if the next step is at most so many standard errors.")]
 Level = Annotated[float, typer.Option(help="Coverage of the intervals.")]
@@ -51,6 +60,10 @@ def glm(
     prior: Prior = "default",
     estimate: Estimate = "ml",
     levels: Levels = None,
+    baseline: Baseline = "stratified",
+    ties: Ties = "efron",
+    pieces: Pieces = "10",
+    transform: Transform = "identity",
     max_rounds: MaxRounds = 8,
     tol: Tol = 1e-4,
     level: Level = 0.95,
@@ -81,6 +94,7 @@ def glm(
             "formula": formula, "family": family, "link": link, "weights": weights, "offset": offset, "trials": trials,
             "event": event, "site": site, "prior": prior, "estimate": estimate, "levels": levels_of(levels or ()),
             "max_rounds": max_rounds, "tol": tol,
+            "baseline": baseline, "ties": ties, "pieces": pieces, "transform": transform,
         }
     )  # fmt: skip
     with in_use(out):
@@ -97,6 +111,7 @@ def glm(
             "level": level, "robust": robust,
             "loglik": fit.loglik, "deviance": fit.deviance, "aic": fit.aic, "dispersion": fit.dispersion,
             "converged": fit.convergence.converged, "rounds": fit.convergence.rounds, "step": fit.convergence.step,
+            **({} if fit.survival is None else {"events": fit.survival.events, "concordance": fit.survival.c}),
             "separation": fit.separation, "aliased": list(fit.aliased), "warnings": list(fit.warnings),
             "path": None if out is None else str(out),
         }  # fmt: skip
