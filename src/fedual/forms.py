@@ -26,21 +26,26 @@ ANY = object()
 
 @dataclass(frozen=True)
 class Number:
-    """A finite number of at least `least`, or above it, and at most `most`."""
+    """A number of at least `least`, or above it, and at most `most`; NaN and ±∞ only where it need not be finite."""
 
     least: float = -math.inf
     most: float = math.inf
     above: bool = False
+    finite: bool = True
 
     def fits(self, value: Any) -> bool:
         """True for a number within the limits; whole ones must fit into floating point."""
+        if isinstance(value, float) and not math.isfinite(value):
+            return not self.finite
         if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LARGEST:
             return False
         return self.least <= value <= self.most and not (self.above and value == self.least)
 
     def __str__(self) -> str:
         limits = "" if self.least == -math.inf else f" {'above' if self.above else 'of at least'} {self.least:g}"
-        return f"a finite number{limits}" + ("" if self.most == math.inf else f" and at most {self.most:g}")
+        return f"a {'finite ' * self.finite}number{limits}" + (
+            "" if self.most == math.inf else f" and at most {self.most:g}"
+        )
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from fedual.errors import DataError, InputError, import_optional, require_count
+from fedual.forms import require
 from fedual.glm.figures import Convergence, Estimate, Figures, SiteFigures
 from fedual.glm.heterogeneity import heterogeneity
 from fedual.glm.inference import chosen, reference, table
 from fedual.glm.prior import Prior
 from fedual.glm.schema import Schema
+from fedual.glm.stored_fit import FIT
 from fedual.glm.summary import coefficients
 from fedual.glm.survival.figures import Survival
+from fedual.parsing import DOCUMENT, loads, parsing, read_bytes
 from fedual.rundir.atomic import store
 from fedual.rundir.jsonable import without_nan
 from fedual.texts import cell
@@ -113,23 +116,21 @@ def save(fit: Figures, path: str | os.PathLike[str]) -> None:
 
 def load(path: str | os.PathLike[str], kind: type[T]) -> T:
     """The fit that `save` wrote."""
-    try:
-        whole = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error}): give a file that `save` wrote.") from None
-    except ValueError as error:
-        raise DataError(f"{path} is damaged or not JSON ({error}): save it again.") from None
+    with parsing(path, "is damaged or not JSON", "save it again"):
+        whole = loads(read_bytes(Path(path), DOCUMENT))
     form = whole.get("format") if isinstance(whole, dict) else None
     if form != FORMAT:
         raise DataError(f"{path} has the format {form!r}, not {FORMAT!r}: give a file that this version can read.")
     text = str(whole.get("fit"))
     if hashlib.sha256(text.encode()).hexdigest() != whole.get("sha256"):
         raise DataError(f"{path} is damaged (its checksum is wrong): save it again.")
-    try:
-        return kind(**_fields(json.loads(text, object_hook=_unmarked)))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise DataError(f"{path} is not a fit that this version can read ({cause}): save it again.") from None
+    with parsing(path, "is not a fit that this version can read", "save it again"):
+        found = _unmarked(loads(text))
+        require(path, found, FIT, "save it again")
+        try:
+            return kind(**_fields(found))
+        except InputError as error:
+            raise DataError(f"{path} is not a fit that this version can read ({error}): save it again.") from None
 
 
 def _fields(found: dict[str, Any]) -> dict[str, Any]:
@@ -175,8 +176,15 @@ def _marked(value: Any) -> Any:
     return {NOT_FINITE: repr(value)} if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _unmarked(value: dict[str, Any]) -> Any:
-    return float(value[NOT_FINITE]) if value.keys() == {NOT_FINITE} else value
+def _unmarked(value: Any) -> Any:
+    """The inverse of `_marked`."""
+    if isinstance(value, list):
+        return [_unmarked(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {NOT_FINITE}:
+        return float(value[NOT_FINITE])
+    return {key: _unmarked(item) for key, item in value.items()}
 
 
 def to_arviz(fit: Figures, draws: int, seed: int) -> "xarray.DataTree":

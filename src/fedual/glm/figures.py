@@ -167,6 +167,11 @@ class Figures:
         for name, array in arrays.items():
             if array is not None and array.shape != (terms,):
                 raise InputError(f"{name} has shape {array.shape} in a fit of {terms} terms: give ({terms},).")
+        matrices = {"ml": self.ml and self.ml.covariance, "posterior": self.posterior and self.posterior.covariance}
+        matrices |= {"hc0": self.hc0, **{f"the Hessian of {site.name}": site.hessian for site in self.sites}}
+        for name, array in matrices.items():
+            if array is not None and array.shape != (terms, terms):
+                raise InputError(f"{name} is a matrix {array.shape} in a fit of {terms} terms: give {(terms, terms)}.")
 
     @property
     def terms(self) -> tuple[str, ...]:

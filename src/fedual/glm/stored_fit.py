@@ -1,0 +1,56 @@
+"""What the file of a fit must hold: its checksum says that it is whole, not that its author was honest."""
+
+from fedual.forms import ANY, Number, Row, Whole
+
+REAL = Number(finite=False)
+"""A number, NaN or ±∞: figures that do not exist are NaN."""
+COUNT = Whole(-(2**53), 2**53)
+ESTIMATE = {"coefficients": [REAL], "covariance": [[REAL]]}
+SITE = {
+    "name": str,
+    "n": COUNT,
+    "missing": {...: COUNT},
+    "mean_response": REAL,
+    "gradient": (None, [REAL]),
+    "hessian": (None, [[REAL]]),
+    "events?": (None, COUNT),
+}
+SCHEMA = {
+    "formula": str,
+    "kinds": {...: ("numeric", "boolean", "categorical")},
+    "levels": {...: [str]},
+    "states": {...: {...: ANY}},
+    "terms": [str],
+    **dict.fromkeys(("weights", "offset", "trials", "event"), (None, str)),
+    "categorical": [str],
+}
+FIT = {
+    "schema": SCHEMA,
+    "family": str,
+    "link": str,
+    **dict.fromkeys(("n", "parameters", "df_model", "df_resid"), COUNT),
+    **dict.fromkeys(("dispersion", "loglik", "null_loglik", "deviance", "null_deviance", "pearson"), REAL),
+    "sites": [SITE],
+    "site_effects": ("pooled", "fixed"),
+    "ml": (None, ESTIMATE),
+    "posterior": (None, ESTIMATE),
+    "prior": {"sd": (None, REAL), "intercept_sd": (None, REAL), "terms": {...: Row(REAL, (None, REAL))}},
+    "posterior_kind": ("quadratic", "laplace", "variational"),
+    "covariance_kind": ("model", "hc0", "cluster"),
+    "hc0": (None, [[REAL]]),
+    "alpha": (None, REAL),
+    "alpha_se": (None, REAL),
+    "convergence": {
+        "converged": bool,
+        "rounds": COUNT,
+        "step": REAL,
+        "tolerance": REAL,
+        "history": [{"kind?": str, "loss?": (None, REAL), "step_se?": (None, REAL)}],
+    },
+    "separation": (None, str),
+    "aliased": [str],
+    "residuals": (None, {"edges": [REAL], "counts": [REAL]}),
+    "calibration": (None, [{"predicted": REAL, "observed": REAL, "n": REAL}]),
+    "warnings": [str],
+    "survival?": (None, {...: ANY}),
+}
