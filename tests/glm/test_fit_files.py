@@ -82,7 +82,7 @@ def test_a_file_with_other_fields_is_refused(tmp_path: Path):
         text = json.dumps(content | change)
         digest = hashlib.sha256(text.encode()).hexdigest()
         path.write_text(json.dumps({"format": "fedual-glm-1", "sha256": digest, "fit": text}))
-        with pytest.raises(DataError, match="not a fit that this version can read|has other content than fedual writes"):
+        with pytest.raises(DataError, match=r"not a fit that this version can read|other content than fedual writes"):
             Fit.load(path)
 
 

@@ -32,6 +32,7 @@ from fedual.glm.guards import Guard, Guards
 from fedual.glm.messages import Message
 from fedual.glm.site import Site
 from fedual.glm.tables import Source
+from fedual.parsing import SETTINGS, read_bytes, reason
 from fedual.rundir.atomic import make_private
 
 NodeConfig = Mapping[str, Any]
@@ -102,7 +103,8 @@ def _without_rows(error: FedualError) -> str:
     """What the server learns of an error: no number of a row, and nothing that the error's cause quotes."""
     text, cause = str(error), error.__cause__
     if isinstance(cause, Exception):
-        text = text.replace(in_one_line(cause), type(cause).__name__)
+        for quoted in (in_one_line(cause), reason(cause)):
+            text = text.replace(quoted, type(cause).__name__)
     return ROW.sub("a row", text)
 
 
@@ -126,8 +128,8 @@ def guards_of(config: NodeConfig, default: Guards | None) -> Guards:
     if path is None:
         return default or Guards()
     try:
-        limits = tomllib.loads(Path(str(path)).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        limits = tomllib.loads(read_bytes(Path(str(path)), SETTINGS).decode())
+    except Exception as error:
         why = type(error).__name__
         raise InputError(f"The site's guards cannot be read ({why}): correct the file or its --node-config.") from None
     known = [field.name for field in fields(Guards)]
