@@ -86,6 +86,29 @@ META = {
     "personal?": (None, CALIBRATION),
 }
 """What a checkpoint holds of a run besides its tensors."""
+LEDGER = {
+    "round": Whole(),
+    "moved": bool,
+    "acks": {...: str},
+    "numbers": {...: Whole()},
+    "badges?": {...: Row(str, str)},
+    "examples?": {...: Number(0.0)},
+    "forgotten": [str],
+    "sums?": {...: {...: ANY}},
+    "targets?": (None, TARGETS),
+    "noise?": (None, [POSITIVE]),
+    "fold?": (None, Row(Whole(), Whole(2))),
+    "calibration?": (None, CALIBRATION),
+    "calibrated?": (None, Whole()),
+    "sizes?": [[Row(Number(0.0), Number(0.0))]],
+    "factors?": {...: SHARE},
+    "keeps?": bool,
+    "id": str,
+    "starts": Whole(),
+}
+"""What the ledger of a server on Flower holds besides its tensors."""
+VAULT = {"format": str, "experiment": str, "client": str, "committed": (None, str), "pending": (None, str)}
+"""What a client's state on Flower says of its rows."""
 FLOATS = (torch.float32, torch.float64)
 """The types of λ."""
 

@@ -10,9 +10,9 @@ import sealed
 from federation import Federation
 from safetensors.torch import save
 
-from fedual.errors import DataError
+from fedual.errors import DataError, FedualError
 from fedual.flower.ledger import UNSEALED, Ledger
-from fedual.rundir.checksum import parse
+from fedual.rundir.checksum import parse, seal
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -83,3 +83,26 @@ def test_ledger_and_vaults_are_their_owners_alone_in_folders_that_were_there(tmp
     files = [path_of(sites), *(path for k in range(3) for path in (tmp_path / f"site{k}").iterdir())]
     assert {file.suffix for file in files} == {".safetensors", ".lock", ".pem", ".json"}
     assert {oct(file.stat().st_mode & 0o777) for file in files} == {"0o600"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"acks": []},
+        {"round": "2"},
+        {"numbers": {"0": 0, "1": 0, "2": 2}},
+        {"acks": {"9": "a.1.1"}},
+        {"forgotten": 7},
+        {"fold": [1]},
+        {"noise": [1e400]},
+        {"sums": {"0": {"total": "x"}}},
+        {"starts": -1},
+        {"moved": None},
+    ],
+)
+def test_other_content_under_a_right_checksum_is_one_sentence(sites: Federation, change: dict[str, object]):
+    metadata, tensors = parse(path_of(sites).read_bytes())
+    changed = json.loads(metadata["ledger"]) | change
+    path_of(sites).write_bytes(seal(tensors, {**metadata, "ledger": json.dumps(changed)}))
+    with pytest.raises(FedualError, match=r"^[^\n]{1,400}$"):
+        sites.run(3)

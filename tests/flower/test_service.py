@@ -210,7 +210,7 @@ def test_files_that_are_lost_or_damaged_are_not_made_up(tmp_path):
     with pytest.raises(DataError, match=r"server\.safetensors is missing: restore the file"):
         sites.run(3)
     file.write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match=r"is not the checkpoint of a server .*: restore the file"):
+    with pytest.raises(DataError, match=r"not the checkpoint of a server .*: restore the file"):
         sites.run(3)
     file.write_bytes(content)
     sites.run(3)

@@ -28,13 +28,16 @@ from fedual.algorithm import (
 )  # fmt: skip
 from fedual.algorithm.influence import trimmed
 from fedual.calibration import Calibration, Fold
-from fedual.errors import DataError, InputError
+from fedual.errors import InputError
 from fedual.flower.handshake import Badge, stranger
 from fedual.flower.updates import UNSOUND, Reply, checked, judge, require, shortened, stacked
 from fedual.flower.wire import brief
+from fedual.forms import misfit
 from fedual.networks.targets import Sums, Targets, pooled
+from fedual.parsing import loads, parsing
 from fedual.rundir.atomic import PRIVATE, store
 from fedual.rundir.checksum import is_sealed, parse, seal, verify
+from fedual.stored import LEDGER
 
 MOST = 3.0
 """A site counts for at most so many times the examples of the smaller half of the sites together, from three sites on.
@@ -47,6 +50,7 @@ DUALS = "eta."
 """The prefix of the η_k in the ledger's file."""
 FORMAT, UNSEALED = "fedual-ledger-2", "fedual-ledger-1"
 """Ledgers of the first format have no checksum."""
+NO_LEDGER, RESTORE = "is damaged, or not the checkpoint of a server", "restore the file"
 
 
 class Closed(NamedTuple):
@@ -148,16 +152,19 @@ class Ledger:
             DataError: The file cannot be read or is damaged.
             InputError: The file belongs to another model, method or prior.
         """
-        try:
+        with parsing(path, NO_LEDGER, RESTORE):
             content = path.read_bytes()
             about, tensors = parse(content)
-            meta = json.loads(about["ledger"])
             if (about["format"], is_sealed(content)) not in ((FORMAT, True), (UNSEALED, False)):
                 raise ValueError(f"its format is {about['format']}")
-        except (OSError, KeyError, ValueError) as error:
-            raise DataError(f"{path} is not the checkpoint of a server ({error}): restore the file.") from error
-        if about["format"] == FORMAT and not verify(content):
-            raise DataError(f"{path} is damaged (its checksum is wrong): restore the file.")
+            if about["format"] == FORMAT and not verify(content):
+                raise ValueError("its checksum is wrong")
+            meta = loads(about["ledger"])
+            if (found := misfit(meta, LEDGER)) is not None:
+                raise ValueError(found)
+            clients = {number: name for name, number in meta["numbers"].items()}
+            if not meta["acks"].keys() <= meta["numbers"].keys() or len(clients) < len(meta["numbers"]):
+                raise ValueError("its clients do not have numbers of their own")
         if run is not None and about.get("run") != run:
             raise InputError(f"{path} belongs to a run with another config: restore the file of this run.")
         shapes = lambda named: {name: (value.shape, value.dtype) for name, value in named.items()}
@@ -166,18 +173,19 @@ class Ledger:
             raise InputError(f"{path} belongs to another model or method: choose another experiment or folder.")
         if not torch.equal(tensors["prior"], like.prior):
             raise InputError(f"{path} belongs to a run with another prior: choose another experiment or folder.")
-        server = ServerState(**{"start": None, **tensors}, round=meta["round"], moved=meta["moved"])
-        rest = {key: meta[key] for key in ("acks", "numbers", "id", "starts")}
-        # an earlier fedual kept one usual size, and no shares
-        rest["sizes"] = [[tuple(pair) for pair in pairs] for pairs in meta.get("sizes", [])]
-        rest["factors"], names = meta.get("factors", {}), {f"{DUALS}{n}": name for name, n in meta["numbers"].items()}
-        rest["shares"] = {names[name]: eta for name, eta in kept.items()} if meta.get("keeps", True) else None
-        rest["badges"] = {client: Badge(*badge) for client, badge in meta.get("badges", {}).items()}
-        rest |= {"examples": meta.get("examples", {}), "targets": Targets.from_dict(meta.get("targets"))}
-        rest["noise"] = None if meta.get("noise") is None else torch.tensor(meta["noise"], dtype=torch.float64)
-        rest |= {"fold": Fold(*meta["fold"]) if meta.get("fold") else None, "calibrated": meta.get("calibrated")}
-        rest["calibration"] = Calibration.from_dict(meta.get("calibration"))
-        sums = {client: Sums.from_dict(content) for client, content in meta.get("sums", {}).items()}
+        with parsing(path, NO_LEDGER, RESTORE):
+            server = ServerState(**{"start": None, **tensors}, round=meta["round"], moved=meta["moved"])
+            rest = {key: meta[key] for key in ("acks", "numbers", "id", "starts")}
+            # an earlier fedual kept one usual size, and no shares
+            rest["sizes"] = [[tuple(pair) for pair in pairs] for pairs in meta.get("sizes", [])]
+            shares = {clients[int(name.removeprefix(DUALS))]: eta for name, eta in kept.items()}
+            rest |= {"factors": meta.get("factors", {}), "shares": shares if meta.get("keeps", True) else None}
+            rest["badges"] = {client: Badge(*badge) for client, badge in meta.get("badges", {}).items()}
+            rest |= {"examples": meta.get("examples", {}), "targets": Targets.from_dict(meta.get("targets"))}
+            rest["noise"] = None if meta.get("noise") is None else torch.tensor(meta["noise"], dtype=torch.float64)
+            rest |= {"fold": Fold(*meta["fold"]) if meta.get("fold") else None, "calibrated": meta.get("calibrated")}
+            rest["calibration"] = Calibration.from_dict(meta.get("calibration"))
+            sums = {client: Sums.from_dict(content) for client, content in meta.get("sums", {}).items()}
         return cls(server, forgotten=set(meta["forgotten"]), sums=sums, run=about.get("run"), **rest)
 
     @property

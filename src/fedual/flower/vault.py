@@ -28,9 +28,12 @@ from torch import Tensor
 
 from fedual.errors import DataError, InputError
 from fedual.flower.refusal import Refusal
+from fedual.forms import require
+from fedual.parsing import parsing
 from fedual.rundir.atomic import PRIVATE, make_private, store, sync, writing
 from fedual.rundir.checksum import parse, seal, verify
 from fedual.rundir.locking import locked
+from fedual.stored import VAULT
 
 Rows = dict[str, Tensor]
 """What a client keeps, by name."""
@@ -212,8 +215,14 @@ class Vault:
                 f"{REMEDY}.",
                 f"it is {self._path}",
             )
-        metadata, tensors = parse(content)
-        about = json.loads(metadata["vault"])
+        where = f"The state of client {self._identity['client']!r}"
+        try:
+            with parsing(where, "is damaged", f"remove it and {REMEDY}"):
+                metadata, tensors = parse(content)
+                about = json.loads(metadata["vault"])
+                require(where, about, VAULT, f"remove it and {REMEDY}")
+        except DataError as error:
+            raise StateLost(str(error), f"it is {self._path}") from None
         identity = {name: about.get(name) for name in self._identity}
         if identity != self._identity:
             raise StateLost(
