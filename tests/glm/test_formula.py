@@ -240,7 +240,7 @@ class TestNothingIsEvaluated:
     [
         ("(y > 2) ~ x", r"'>' is not allowed: use .* with all else in I\(…\)"),
         ("y ~ x + (x == 3)", r"'==' is not allowed: use .* with all else in I\(…\)"),
-        ("y ~ x + (1|site)", r"'\|' is not allowed: use ~ .* and \( \)\."),
+        ("y ~ x + (1|ward)", r"the groups are .ward., but only the sites can be"),
         ("y ~ x + offset(log(t))", r"give offset= instead"),
         ("y ~ ns(x, 4)", r"use cr\("),
         ("cbind(y, n) ~ x", r"trials= instead"),

@@ -320,7 +320,7 @@ def test_a_response_of_another_family_is_refused_by_site_and_column(family, fram
         ({"family": "binomal"}, "did you mean 'binomial'"),
         ({"family": "poisson", "link": "logit"}, "choose one of log, sqrt, identity"),
         ({"estimate": "map"}, "estimate = 'map'"),
-        ({"site": "random"}, "site = 'random'"),
+        ({"site": "randm"}, "site = 'randm'"),
         ({"prior": "flat", "estimate": "posterior"}, "flat prior"),
         ({"prior": "wide"}, "give 'default', 'flat'"),
         ({"prior": -1.0}, "positive number"),

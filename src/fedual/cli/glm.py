@@ -24,9 +24,14 @@ Trials = Annotated[str | None, typer.Option(metavar="COLUMN", help="Trials, wher
 Event = Annotated[
     str | None, typer.Option(metavar="CLASS", help="The class that counts as 1.", show_default="the second in order")
 ]
-SiteEffects = Annotated[str, typer.Option("--site", help="pooled, or fixed: an intercept for each site.")]
+SiteEffects = Annotated[
+    str, typer.Option("--site", help="pooled, fixed: an intercept for each site, or random: integrated out.")
+]
 Prior = Annotated[str, typer.Option(help="default: slopes N(0, 2.5/sd(x)); flat; or another number in place of 2.5.")]
-Estimate = Annotated[str, typer.Option(help="ml, posterior, both or variational.")]
+Estimate = Annotated[
+    str | None,
+    typer.Option(help="ml, reml, posterior, both or variational.", show_default="ml; reml for linear mixed models"),
+]
 Levels = Annotated[
     list[str] | None,
     typer.Option(metavar="COLUMN=A,B,…", help="Levels of a categorical column, the base first; may be repeated."),
@@ -58,7 +63,7 @@ def glm(
     event: Event = None,
     site: SiteEffects = "pooled",
     prior: Prior = "default",
-    estimate: Estimate = "ml",
+    estimate: Estimate = None,
     levels: Levels = None,
     baseline: Baseline = "stratified",
     ties: Ties = "efron",
@@ -84,7 +89,7 @@ def glm(
     from fedual.glm import fitting, result_folder
     from fedual.glm.inference import check_level
     from fedual.glm.options import levels_of, settings_from
-    from fedual.rundir.jsonable import without_nan
+    from fedual.rundir.jsonable import plain, without_nan
     from fedual.rundir.locking import in_use
 
     check_level(level)
@@ -112,6 +117,7 @@ def glm(
             "loglik": fit.loglik, "deviance": fit.deviance, "aic": fit.aic, "dispersion": fit.dispersion,
             "converged": fit.convergence.converged, "rounds": fit.convergence.rounds, "step": fit.convergence.step,
             **({} if fit.survival is None else {"events": fit.survival.events, "concordance": fit.survival.c}),
+            "components": None if fit.components is None else plain(fit.components.to_json()),
             "separation": fit.separation, "aliased": list(fit.aliased), "warnings": list(fit.warnings),
             "path": None if out is None else str(out),
         }  # fmt: skip

@@ -3,8 +3,9 @@
 from fedual.glm.anova import anova
 from fedual.glm.fitting import fit
 from fedual.glm.guards import Guards
+from fedual.glm.mixed.at_site import site_effects
 from fedual.glm.prior import Prior
 from fedual.glm.result import Fit
 from fedual.glm.settings import Settings
 
-__all__ = ["Fit", "Guards", "Prior", "Settings", "anova", "fit"]
+__all__ = ["Fit", "Guards", "Prior", "Settings", "anova", "fit", "site_effects"]

@@ -38,7 +38,9 @@ class Anova(Page):
     def added(self) -> list[str]:
         """The terms that are tested."""
         own = [OWN] if self.small.site_effects != self.large.site_effects else []
-        return own + [term for term in self.large.terms if term not in self.small.terms]
+        found = own + [term for term in self.large.terms if term not in self.small.terms]
+        effects = [() if fit.components is None else fit.components.terms for fit in (self.small, self.large)]
+        return found + [f"random {term}" for term in effects[1] if term not in effects[0]]
 
     def frame(self) -> pd.DataFrame:
         """One row a fit: formula, parameters, df_resid, loglik, deviance, and in the second row df, statistic and p."""
@@ -58,7 +60,7 @@ class Anova(Page):
         ]
         title = f"{'F test' if self.test == 'F' else 'Likelihood-ratio test'} of {', '.join(self.added)}"
         header = ("fit", "resid. df", "log-likelihood", "deviance", "df", self.test, "p")
-        own = {"pooled": "", "fixed": f", and {OWN}"}
+        own = {"pooled": "", "fixed": f", and {OWN}", "random": ", with random effects of the sites"}
         blocks: list[Block] = [
             Facts([(f"Fit {i + 1}", fit.formula + own[fit.site_effects]) for i, fit in enumerate(fits)])
         ]
@@ -104,19 +106,32 @@ def _check(small: Figures, large: Figures) -> None:
         if one.n != other.n:
             cause = f"The fits have different rows ({one.n} and {other.n} at {one.name}), because values are missing"
             raise InputError(f"{cause}: fit both to the rows without missing values.")
-    comparable = small.alpha is None and small.site_effects == large.site_effects
+    if "random" in (small.site_effects, large.site_effects):
+        _check_random(small, large)
+    comparable = small.alpha is None and small.site_effects == large.site_effects != "random"
     if comparable and not math.isclose(small.null_deviance, large.null_deviance, rel_tol=SAME):
         nulls = f"{number(small.null_deviance)} and {number(large.null_deviance)}"
         raise InputError(f"The fits have different responses (null deviances {nulls}): {remedy}.")
     if penalised := next((fit for fit in (small, large) if fit.ml is None), None):
         raise InputError(f"{penalised.formula!r} has no maximum-likelihood estimate: compare fits that have one.")
-    fixed = {"fixed": {"Intercept"}, "pooled": set()}
+    fixed = {"fixed": {"Intercept"}, "pooled": set(), "random": set()}
     names = [set(fit.terms) - set(fit.aliased) | fixed[fit.site_effects] for fit in (small, large)]
     kinds = (small.site_effects, large.site_effects)
     if extra := sorted(names[0] - names[1] - _spanned(large)) or ([OWN] if kinds == ("fixed", "pooled") else []):
         raise InputError(f"The fits are not nested: the larger one lacks {', '.join(extra)}; {remedy}.")
     if small.parameters == large.parameters:
         raise InputError(f"The fits have the same {small.parameters} parameters: {remedy}.")
+
+
+def _check_random(small: Figures, large: Figures) -> None:
+    """Refuse mixed models whose likelihoods cannot be compared."""
+    one, other = small.components, large.components
+    if one is None or other is None:
+        raise InputError("One of the fits has random effects of sites: its summary has the test of σ = 0.")
+    if lost := [term for term in one.terms if term not in other.terms]:
+        raise InputError(f"The fits are not nested: the larger one has no random effect of {lost[0]!r}.")
+    if (one.restricted or other.restricted) and small.terms != large.terms:
+        raise InputError("REML's likelihoods are of different responses where terms differ: fit with estimate='ml'.")
 
 
 def _spanned(fit: Figures) -> set[str]:

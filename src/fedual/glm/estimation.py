@@ -266,7 +266,6 @@ class Estimation:
         p, units = len(self.terms), self._own_units()
         hc0 = units @ (information @ meat @ information)[:p, :p] @ units.mT
         alpha = float(rounds.mean[-1].exp()) if self.distribution.extra else None
-        counts = self._site_facts("residuals")
         return {
             "schema": self.schema, "family": self.settings.family, "link": self.settings.link, "n": n,
             "sites": self._sites(), "site_effects": self.settings.site, "parameters": parameters, "prior": self.prior,
@@ -280,7 +279,7 @@ class Estimation:
                 converged, len(rounds.history), rounds.history[-1]["step_se"], rounds.tol, tuple(rounds.history)
             ),
             "separation": separation,
-            "residuals": {"edges": RESIDUAL_EDGES, "counts": np.sum(counts, 0).tolist()} if counts else None,
+            "residuals": self._residuals(),
             "calibration": self._calibration(),
             "warnings": () if converged else (NOT_CONVERGED,),
         }  # fmt: skip
@@ -307,6 +306,10 @@ class Estimation:
             of_table = moments.rows[site], moments.missing[site], moments.means[site]
             sites.append(SiteFigures(site, *of_table, gradient, hessian))
         return tuple(sites)
+
+    def _residuals(self) -> dict[str, Any] | None:
+        counts = self._site_facts("residuals")
+        return {"edges": RESIDUAL_EDGES, "counts": np.sum(counts, 0).tolist()} if counts else None
 
     def _calibration(self) -> list[dict[str, float]] | None:
         if not (bins := self._site_facts("calibration")):

@@ -16,6 +16,7 @@ from fedual.forms import require
 from fedual.glm.figures import Convergence, Estimate, Figures, SiteFigures
 from fedual.glm.heterogeneity import heterogeneity
 from fedual.glm.inference import chosen, reference, table
+from fedual.glm.mixed.components import Components
 from fedual.glm.prior import Prior
 from fedual.glm.schema import Schema
 from fedual.glm.stored_fit import FIT
@@ -73,6 +74,7 @@ def to_json(fit: Figures, path: str | os.PathLike[str], level: float) -> None:
             "by_term": compared.by_term.reset_index().to_dict("records"),
             "by_site": compared.frame(level).reset_index().to_dict("records"),
         },
+        "components": None if fit.components is None else _plain(fit.components.to_json()),
         "convergence": {"words": fit.convergence.words()} | _plain(fit.convergence),
     }
     text = json.dumps(without_nan(_plain(content)), allow_nan=False, ensure_ascii=False, indent=1)
@@ -149,6 +151,7 @@ def _fields(found: dict[str, Any]) -> dict[str, Any]:
         "posterior": estimate(found["posterior"]),
         "hc0": array(found["hc0"]),
         "survival": (figures := found.get("survival")) and Survival.from_dict(figures),
+        "components": Components.from_fields(found["components"]) if found.get("components") else None,
         "aliased": tuple(found["aliased"]),
         "warnings": tuple(found["warnings"]),
     }

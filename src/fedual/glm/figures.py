@@ -14,11 +14,12 @@ import numpy as np
 from fedual.errors import InputError
 from fedual.glm.agreement import Schema
 from fedual.glm.distributions import distribution
+from fedual.glm.mixed.components import Components
 from fedual.glm.prior import FLAT, Prior
 from fedual.glm.survival.figures import Survival
 
-SiteEffects = Literal["pooled", "fixed"]
-PosteriorKind = Literal["quadratic", "laplace", "variational"]
+SiteEffects = Literal["pooled", "fixed", "random"]
+PosteriorKind = Literal["quadratic", "laplace", "variational", "integrated"]
 CovarianceKind = Literal["model", "hc0", "cluster"]
 
 
@@ -124,6 +125,9 @@ class Figures:
         warnings: Sentences for the user.
         covariance_kind: Where the covariance of `ml` is from.
         survival: What is particular to a survival model.
+        components: How the coefficients differ by site, where `site_effects` is "random". `loglik` then has these
+            integrated out, `deviance` is −2 of it, there is no null model, and `pearson`, `residuals` and `calibration`
+            are those at the sites' own effects.
     """
 
     schema: Schema
@@ -156,6 +160,7 @@ class Figures:
     warnings: tuple[str, ...] = ()
     covariance_kind: CovarianceKind = "model"
     survival: Survival | None = None
+    components: Components | None = None
 
     def __post_init__(self) -> None:
         if self.ml is None and self.posterior is None:

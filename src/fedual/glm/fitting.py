@@ -31,7 +31,7 @@ def fit(
     event: str | None = None,
     site: SiteEffects = "pooled",
     prior: PriorLike = "default",
-    estimate: EstimateKind = "ml",
+    estimate: EstimateKind | None = None,
     levels: Mapping[str, Sequence[str]] | None = None,
     max_rounds: int = 8,
     guards: Guards | None = None,
@@ -57,7 +57,7 @@ def fit(
         offset: A column.
         trials: A column.
         event: A class of the response.
-        site: "pooled", or "fixed" intercepts.
+        site: "pooled", or "fixed" or "random" intercepts.
         prior: The prior of the coefficients.
         estimate: What the rounds find.
         levels: Levels of categorical variables.

@@ -19,6 +19,7 @@ from formulaic.parser.types import ASTNode, Factor, Term, Token
 from fedual.errors import InputError, hint
 from fedual.glm import expressions
 from fedual.glm.expressions import Call, Expression
+from fedual.glm.mixed import bars
 from fedual.glm.survival import response as survival
 from fedual.glm.survival.response import Surv
 
@@ -44,6 +45,8 @@ class Formula:
         terms: The terms of the right side, whose factors are looked up by their sources.
         expressions: Each factor and the response by source.
         strata: The columns of `strata(…)`, which is no term.
+        fixed: The text without its random part.
+        random: The formula of the site's random effects, from `(1 + x | site)`; None without one.
     """
 
     text: str
@@ -56,6 +59,8 @@ class Formula:
     dot: bool = field(repr=False)
     terms: tuple[Term, ...] = field(repr=False, compare=False)
     expressions: dict[str, Expression] = field(repr=False, compare=False)
+    fixed: str = ""
+    random: "Formula | None" = None
     strata: tuple[str, ...] = ()
 
     @property
@@ -90,7 +95,7 @@ class Formula:
         if not names:
             raise InputError(f"{_shown(self.text)}: the table has no column but the response: add some.")
         text = self.text
-        for token in reversed(list(tokenize(self.text))):
+        for token in reversed(list(tokenize(self.fixed))):
             if token.token == "." and token.source_start is not None:
                 text = f"{text[: token.source_start]}({' + '.join(names)}){text[token.source_start + 1 :]}"
         return parse(text, self.declared)
@@ -112,7 +117,10 @@ def parse(text: str, categorical: Collection[str] = ()) -> Formula:
 
 
 @lru_cache(maxsize=64)
-def _parse(text: str, declared: frozenset[str]) -> Formula:
+def _parse(whole: str, declared: frozenset[str]) -> Formula:
+    if len(whole) > MAX_LENGTH:
+        raise InputError(f"{_shown(whole)} has {len(whole)} characters: use at most {MAX_LENGTH}.")
+    text, effects = bars.split(whole)
     tokens = _tokens(text)
     parser = DefaultFormulaParser()
     context: dict[str, Any] = {"__formulaic_variables_available__": ()}
@@ -147,8 +155,12 @@ def _parse(text: str, declared: frozenset[str]) -> Formula:
             raise InputError(f"{name!r} was declared categorical, but {_shown(text)} lacks it: {hint(name, uses)}")
         if "number" in uses.get(name, ()):
             raise InputError(f"{_shown(text)} computes with {name!r}, which was declared categorical: use C({name}).")
+    random = None
+    if effects is not None:  # a dot may stand for columns that only the sites know
+        left, own = text.partition("~")[0], declared & uses.keys()
+        random = _random(whole, left, effects, own, {*found} if not dot else ())
     return Formula(
-        text,
+        whole,
         response,
         tuple(uses),
         frozenset(name for name, kinds in uses.items() if "levels" in kinds),
@@ -158,6 +170,8 @@ def _parse(text: str, declared: frozenset[str]) -> Formula:
         dot,
         tuple(Term([_looked_up(factor) for factor in term.factors]) for term in terms),
         found,
+        text,
+        random,
         tuple(name for text in strata for name, _ in found[text].uses),
     )
 
@@ -189,10 +203,22 @@ def _check_survival(
         raise InputError(f"{_shown(text)}: hazards have no intercept to leave out: remove the 0, or the - 1.")
 
 
+def _random(whole: str, response: str, effects: str, declared: frozenset[str], common: Collection[str]) -> Formula:
+    """The formula of random effects, which are those of terms that have fixed effects, too."""
+    if "." in re.sub(r"\d+\.\d*|\.\d+", "", effects):
+        raise InputError(f"{_shown(whole)}: name the terms of the random part one by one, without a dot.")
+    names = {token.token for token in _tokens(f"{response}~ {effects}")}
+    found = _parse(f"{response}~ {effects}", frozenset(name for name in declared if name in names))
+    if common and (lost := [text for text in found.expressions if text not in common]):
+        raise InputError(
+            f"{_shown(whole)} lets the sites differ in {lost[0]!r}, of which it has no common coefficient: add it "
+            "outside the parentheses, too."
+        )
+    return found
+
+
 def _tokens(text: str) -> list[Token]:
     """formulaic's tokens, after a check of all that is not an expression."""
-    if len(text) > MAX_LENGTH:
-        raise InputError(f"{_shown(text)} has {len(text)} characters: use at most {MAX_LENGTH}.")
     try:
         tokens = list(tokenize(text))
         for token in tokens:

@@ -161,16 +161,17 @@ class Guard:
                 words = f"a piece of the baseline has fewer than {self.rules.min_cell} {what}; take fewer pieces."
                 self._refuse("min_cell", words, f"pieces with {few} {what}", probes=True, about=repr(few).encode())
 
-    def point(self, weights: Tensor, scores: Tensor | None = None) -> None:
+    def point(self, weights: Tensor, scores: Tensor | None = None, swings: Tensor | None = None) -> None:
         """Refuse a point of evaluation at which a few rows have nearly all the weight.
 
         Args:
             weights: The rows' weights in the Hessian, `(N,)`.
             scores: The rows' weights in the gradient: the derivatives of their losses in the linear predictor.
+            swings: The rows' weights in the covariance of gradients over a site's effects, where they are integrated.
         """
         least, table = self.rules.min_effective_rows, self._table
         most = max(DOMINANT, HEAVIER * table.share if table else 0) if least > 1 else 1
-        for each in (weights,) if scores is None else (weights, scores):
+        for each in (one for one in (weights, scores, swings) if one is not None):
             if not each.isfinite().all():
                 self._refuse("min_effective_rows", "the rows' weights at a point are infinite.", "infinite", True)
             elif each.any() and (effective_rows(each) < least or largest_share(each) > most):

@@ -97,6 +97,9 @@ def heterogeneity(fit: Figures) -> Heterogeneity:
         none = pd.DataFrame(math.nan, names, ["q", "df", "p", "i2"])
         return Heterogeneity(math.nan, 0, math.nan, none, estimates, left_out, exact, reason)
 
+    if fit.components is not None:
+        left_out = ()
+        return untested("how the sites differ is in the model, see Site effects", {})
     if fit.ml is None:
         return untested("there is no maximum-likelihood estimate", {})
     reason = "fewer than two sites have a Hessian that can be inverted"

@@ -64,12 +64,12 @@ def reference(fit: Figures, use: Use) -> Reference:
 
 
 def default_use(fit: Figures) -> Use:
-    """Maximum likelihood where it exists."""
-    return "posterior" if fit.ml is None else "ml"
+    """Maximum likelihood where it exists; but of mixed models with few sites the posterior, which integrates σ."""
+    return "posterior" if fit.ml is None or fit.posterior_kind == "integrated" else "ml"
 
 
 def chosen(fit: Figures, use: Use | None) -> tuple[Estimate, Reference]:
-    """The estimate that was asked for, by default the maximum likelihood where it exists, and its reference."""
+    """The estimate that was asked for, by default that of `default_use`, and its reference."""
     use = default_use(fit) if use is None else use
     if use not in get_args(Use):
         raise InputError(f"use = {use!r}: {hint(use, get_args(Use))}")
@@ -110,7 +110,8 @@ def interval(estimate: Estimate, of: Reference, level: float) -> tuple[np.ndarra
 
 def table(fit: Figures, level: float) -> pd.DataFrame:
     """The columns of `Fit.table`."""
-    estimate, of = chosen(fit, None)
+    shown = "posterior" if fit.ml is None else "ml"
+    estimate, of = chosen(fit, shown)
     lower, upper = interval(estimate, of, level)
     none = np.full(len(fit.terms), np.nan)
     z = none if fit.ml is None else estimate.coefficients / estimate.se
@@ -121,16 +122,16 @@ def table(fit: Figures, level: float) -> pd.DataFrame:
         columns |= {"posterior": fit.posterior.coefficients, "posterior_sd": fit.posterior.se}
         columns["posterior_lower"], columns["posterior_upper"] = interval(fit.posterior, Reference(), level)
     frame = pd.DataFrame(columns, index=pd.Index(fit.terms, name="term"))
-    frame.attrs = {"estimate": default_use(fit), "statistic": of.name, "level": level}
+    frame.attrs = {"estimate": shown, "statistic": of.name, "level": level}
     return frame
 
 
 def likelihood_test(fit: Figures, loglik: float, deviance: float, df: int) -> tuple[str, float, float]:
     """Test a fit against a model within it, by that one's log-likelihood and deviance: name, statistic and p-value.
 
-    2 (log L₁ − log L₀) ~ χ² if the family knows its dispersion, else F = (D₀ − D₁) / (df φ₁).
+    2 (log L₁ − log L₀) ~ χ² if the family knows its dispersion, and for mixed models; else F = (D₀ − D₁) / (df φ₁).
     """
-    if fit.known_dispersion:
+    if fit.known_dispersion or fit.components is not None:
         statistic = 2 * (fit.loglik - loglik)
         return "LR χ²", statistic, float(stats.chi2.sf(statistic, df))
     statistic = (deviance - fit.deviance) / df / fit.dispersion
@@ -150,6 +151,8 @@ def robust(fit: Figures, kind: str) -> Estimate:
     """
     if kind not in ("hc0", "cluster"):
         raise InputError(f"robust({kind!r}): {hint(kind, ('hc0', 'cluster'))}")
+    if fit.components is not None:
+        raise InputError(f"robust({kind!r}): a mixed model has the dependence within sites in it; fit site='pooled'.")
     if fit.ml is None:
         cause = why_no_ml(fit)
         raise InputError(

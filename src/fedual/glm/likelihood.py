@@ -30,7 +30,10 @@ MOST_STEPS, MOST_HALVINGS = 200, 60
 
 
 class Expansion(NamedTuple):
-    """ℓ, ∇ℓ, ∇²ℓ and E_y[∇²ℓ] at θ, and what rows weigh in the information and in the gradient."""
+    """ℓ, ∇ℓ, ∇²ℓ and E_y[∇²ℓ] at θ, and what rows weigh in the information and in the gradient.
+
+    `swings` is what rows weigh in the covariance of gradients, which a Hessian with integrated effects has besides.
+    """
 
     loss: Tensor
     gradient: Tensor
@@ -38,6 +41,7 @@ class Expansion(NamedTuple):
     expected: Tensor
     weights: Tensor  # w E_y[ℓ''], (N,)
     scores: Tensor  # w ℓ', (N,)
+    swings: Tensor | None = None  # (N,)
 
 
 @dataclass(frozen=True)

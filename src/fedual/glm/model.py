@@ -68,6 +68,18 @@ class Model:
         y, weight = self.responses(design, site)
         return Likelihood(self.distribution, x, y, weight / unit**2, design.offset, self.own_intercept)
 
+    def loss(self, plain: Any, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+        """What a message is about, made of the likelihood; `facts` and `tensors` are the message's."""
+        return plain
+
+    def points(self, theta: Tensor, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
+        """Where the figures at the estimate are evaluated, `(…, P)`, for the guard to see."""
+        return theta[None]
+
+    def own(self, likelihood: Any, theta: Tensor, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+        """What the site finds about itself at the estimate and keeps, if anything."""
+        return None
+
     def figures(
         self, likelihood: Any, theta: Tensor, facts: Mapping[str, Any], tensors: Mapping[str, Tensor], least: int
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -4,6 +4,7 @@
 |----------|--------------------------------|------------------------------------------|
 | GLM      | `model.Model`                  | `estimation.Estimation`                  |
 | survival | `survival.model.SurvivalModel` | `survival.estimation.SurvivalEstimation` |
+| mixed    | `mixed.model.MixedModel`        | `mixed.estimation.MixedEstimation`       |
 
 A server's side is made from `ask` and `settings`, and its `fit` returns the result.
 """
@@ -16,6 +17,8 @@ import torch
 from fedual.errors import NotConvergedError
 from fedual.glm.estimation import Estimation
 from fedual.glm.messages import Ask
+from fedual.glm.mixed.estimation import MixedEstimation
+from fedual.glm.mixed.model import MixedModel
 from fedual.glm.model import Model
 from fedual.glm.result import Fit
 from fedual.glm.settings import Settings
@@ -28,8 +31,9 @@ BEYOND = "the sums of all sites are beyond float64's range or precision: rescale
 
 def model_of(facts: Mapping[str, Any]) -> Model:
     """The model of a message, as a site computes it."""
-    kind = SurvivalModel if "cuts" in facts else Model
-    return kind.from_facts(facts)
+    if "cuts" in facts:
+        return SurvivalModel.from_facts(facts)
+    return (MixedModel if facts["site"] == "random" else Model).from_facts(facts)
 
 
 def estimate(ask: Ask, settings: Settings) -> Fit:
@@ -40,7 +44,8 @@ def estimate(ask: Ask, settings: Settings) -> Fit:
         settings: What is fitted.
     """
     try:
-        kind = SurvivalEstimation if is_survival(settings.formula) else Estimation
-        return kind(ask, settings).fit()
+        if is_survival(settings.formula):
+            return SurvivalEstimation(ask, settings).fit()
+        return (MixedEstimation if settings.site == "random" else Estimation)(ask, settings).fit()
     except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
         raise NotConvergedError(f"{settings.formula!r}: {BEYOND}.") from error

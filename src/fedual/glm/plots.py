@@ -46,6 +46,8 @@ def plot(fit: Figures, kind: str, term: str | None, level: float, ax: "Axes | No
 
 def _forest(fit: Figures, term: str | None, level: float, ax: "Axes") -> None:
     """Each site's estimate of one coefficient and its interval, above the pooled one."""
+    if fit.components is not None:
+        raise InputError("plot('forest') shows estimates by site, which in a mixed model stay there: use another kind.")
     compared = heterogeneity(fit)
     term = _one_term(term, compared)
     place, pooled = list(compared.by_term.index).index(term), fit.terms.index(term)

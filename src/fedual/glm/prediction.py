@@ -15,6 +15,8 @@ from fedual.glm.inference import Use, check_level, chosen
 from fedual.glm.schema import Design, design
 
 Kind = Literal["mean", "observation", "link", "hazard-ratio"]
+NODES = 40
+"""Of a mean over sites."""
 INTERVALS = {
     "link": "of the linear predictor",
     "mean": "of the mean, from that of the linear predictor",
@@ -26,7 +28,13 @@ INTERVALS = {
 
 
 def predict(
-    fit: Figures, frame: pd.DataFrame, level: float, kind: str | None, use: Use | None, intercept: float | None
+    fit: Figures,
+    frame: pd.DataFrame,
+    level: float,
+    kind: str | None,
+    use: Use | None,
+    intercept: float | None,
+    new_site: bool = False,
 ) -> pd.DataFrame:
     """See `Fit.predict`."""
     kinds = ("mean", "observation", "link") if fit.survival is None else ("hazard-ratio", "link")
@@ -43,6 +51,10 @@ def predict(
         raise InputError(f"intercept = None in a fit where {cause}: give intercept=, on the scale of the link.")
     if intercept is not None and not fixed:
         raise InputError(f"intercept = {intercept} in a fit that has its own: leave it out.")
+    if new_site and fit.components is None:
+        raise InputError("new_site = True in a fit without random effects of sites: leave it out.")
+    if kind == "observation" and fit.components is not None and fit.family != "gaussian":
+        raise InputError(f"kind = 'observation' in a mixed model of the family {fit.family}: use 'mean' or 'link'.")
     estimate, of = chosen(fit, use)
     if not isinstance(frame, pd.DataFrame):
         raise InputError(f"frame = {type(frame).__name__}: give a pandas data frame with the formula's columns.")
@@ -56,20 +68,42 @@ def predict(
         x = x - fit.survival.means[fit.kept]
     covariance = estimate.covariance[np.ix_(fit.kept, fit.kept)]
     link = x @ estimate.coefficients[fit.kept] + rows.offset.numpy() + (intercept or 0.0)
-    se = np.sqrt(np.einsum("ni,ij,nj->n", x, covariance, x))
+    variance = np.einsum("ni,ij,nj->n", x, covariance, x)
+    between = _between(fit, rows, estimate is fit.posterior) if new_site else np.zeros(len(x))
+    se = np.sqrt(variance + between)
     bounds = link - of.width(level) * se, link + of.width(level) * se
     if kind == "hazard-ratio":
         link, bounds = np.exp(link), (np.exp(bounds[0]), np.exp(bounds[1]))
         se = link * se
     elif kind != "link":
+        over_sites = _over_sites(fit, link, between)
         link, se, bounds = _means(fit, link, se, bounds)
+        link = over_sites if new_site else link
     if kind == "observation":
         link, se, bounds = _observations(fit, rows, link, se, level)
     predicted = pd.DataFrame(math.nan, frame.index, ["fit", "se", "lower", "upper"])
     predicted.iloc[rows.kept] = np.column_stack([link, se, *bounds])
-    what = INTERVALS.get(f"{fit.family} {kind}", INTERVALS[kind])
+    what = INTERVALS.get(f"{fit.family} {kind}", INTERVALS[kind]) + ", at a new site" * new_site
     predicted.attrs = {"kind": kind, "level": level, "interval": what}
     return predicted
+
+
+def _between(fit: Figures, rows: Design, posterior: bool) -> np.ndarray:
+    """The variance of the predictor between sites, `(N,)`: E[σ²] where the posterior integrates σ, else σ̂²."""
+    found = fit.components
+    assert found is not None
+    covariance = found.covariance
+    if posterior and found.posterior is not None:
+        covariance = np.array([[found.posterior[0] ** 2 + found.posterior[1] ** 2]])
+    z = rows.x[:, [fit.schema.terms.index(term) for term in found.terms]].numpy()
+    return np.einsum("ni,ij,nj->n", z, covariance, z)
+
+
+def _over_sites(fit: Figures, link: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """E[μ(f + u)] with u ~ N(0, variance), `(N,)`."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+    at = torch.from_numpy(link[:, None] + np.sqrt(variance)[:, None] * nodes)
+    return distribution(fit.family, fit.link).mean(at).numpy() @ (weights / weights.sum())
 
 
 def _means(

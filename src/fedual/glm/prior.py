@@ -24,14 +24,18 @@ class Prior:
         sd: Of a slope; infinity is flat.
         intercept_sd: Of the intercept.
         terms: Priors `term → (mean, sd)` of single slopes in their own units, in the place of the rule.
+        site_sd: s of the prior |N(0, (s u)²)| of the sd of sites' random effects, where the posterior integrates it.
     """
 
     sd: float = 2.5
     intercept_sd: float = 10.0
     terms: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    site_sd: float = 0.5
 
     def __post_init__(self) -> None:
         sds: dict[str, Any] = {"sd": self.sd, "intercept_sd": self.intercept_sd}
+        if not (_is_finite(self.site_sd) and self.site_sd > 0):
+            raise InputError(f"The prior's site_sd is {self.site_sd!r}: give a positive number, such as 0.5.")
         for term, pair in self.terms.items():
             if not (isinstance(pair, tuple | list) and len(pair) == 2 and _is_finite(pair[0])):
                 raise InputError(f"The prior of {term!r} is {pair!r}: give (mean, sd).")
@@ -80,14 +84,14 @@ class Prior:
         """JSON values; infinity is None."""
         plain = lambda value: None if math.isinf(value) else float(value)
         terms = {term: [float(mean), plain(sd)] for term, (mean, sd) in self.terms.items()}
-        return {"sd": plain(self.sd), "intercept_sd": plain(self.intercept_sd), "terms": terms}
+        return {"sd": plain(self.sd), "intercept_sd": plain(self.intercept_sd), "terms": terms, "site_sd": self.site_sd}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Prior":
         """The inverse of `to_dict`."""
         number = lambda value: math.inf if value is None else float(value)
         terms = {term: (float(mean), number(sd)) for term, (mean, sd) in values["terms"].items()}
-        return cls(number(values["sd"]), number(values["intercept_sd"]), terms)
+        return cls(number(values["sd"]), number(values["intercept_sd"]), terms, values.get("site_sd", cls.site_sd))
 
 
 def _is_finite(value: Any) -> bool:

@@ -55,7 +55,11 @@ class Fit(Figures):
         return pd.DataFrame(self.estimate.covariance, index=names, columns=names)
 
     def confint(self, level: float = 0.95, use: Use | None = None) -> pd.DataFrame:
-        """Intervals of the coefficients, `lower` and `upper`: of "ml" or the "posterior", by default of `estimate`."""
+        """Intervals of the coefficients, `lower` and `upper`: of "ml" or the "posterior".
+
+        By default of "ml" where it exists; for mixed models of few sites of the posterior, which integrates σ: those of
+        "ml" are too narrow there.
+        """
         lower, upper = interval(*chosen(self, use), level)
         return pd.DataFrame({"lower": lower, "upper": upper}, index=pd.Index(self.terms, name="term"))
 
@@ -94,6 +98,7 @@ class Fit(Figures):
         kind: prediction.Kind | None = None,
         use: Use | None = None,
         intercept: float | None = None,
+        new_site: bool = False,
     ) -> pd.DataFrame:
         """Predict for the rows of a table: `fit`, `se`, `lower` and `upper`; rows with missing values are NaN.
 
@@ -106,11 +111,15 @@ class Fit(Figures):
                 families it has the quantiles of the family's distribution at the estimated mean (for successes in
                 `trials`, of the count). `attrs["interval"]` of the result says which it is. Of survival models,
                 "hazard-ratio", the default, and "link", its logarithm, are relative to the means of all columns.
-            use: "ml" or "posterior"; by default maximum likelihood where it exists.
+            use: "ml" or "posterior"; by default maximum likelihood where it exists, and for mixed models of few sites
+                the posterior, which integrates σ.
             intercept: The intercept of the site to predict for, on the scale of the link, for fits with
                 `site_effects="fixed"`. It counts as known exactly.
+            new_site: Predict for a site that was not among those of a mixed model: its effects are drawn anew, so that
+                intervals are wider, and the mean is that over sites. Otherwise they are for a site whose effects are
+                zero, as a typical one's are.
         """
-        return prediction.predict(self, frame, level, kind, use, intercept)
+        return prediction.predict(self, frame, level, kind, use, intercept, new_site)
 
     def baseline(self, table: Source) -> Baseline:
         """The baseline hazard of a site, for whoever has its table: a Cox fit lacks it, and sites do not tell it.

@@ -15,6 +15,7 @@ that lost its own starts from zero again and costs a round some accuracy, but no
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,6 +60,7 @@ class Site:
         self._guarded = ""  # the schema whose table the guard has seen
         self._design: tuple[str, Design] | None = None
         self._likelihood: tuple[str, Likelihood] | None = None
+        self.own: Any = None  # what it found about itself: its effects in a mixed model
         self._eta: dict[str, dict[str, Tensor]] = {}  # the digest of the last message → η_k in its variants
 
     @property
@@ -162,8 +164,8 @@ class Site:
         return Message("moments", facts, {"centre": centre, "spread": spread})
 
     def _round(self, message: Message) -> Message:
-        facts, likelihood = message.facts, self._standardised(message)
-        packing = model_of(facts["model"]).packing
+        facts, plain, model = message.facts, self._standardised(message), model_of(message.facts["model"])
+        likelihood, packing = model.loss(plain, facts, message.tensors), model.packing
         lam_g = unpacked_lam(message.tensors["lam"], packing)
         mean = Full().mean(lam_g)
         method = METHODS[facts["method"]]
@@ -192,19 +194,25 @@ class Site:
         if "points" in message.tensors:
             self._check_points(likelihood, message.tensors["points"])
             reply["losses"] = [_finite(likelihood.loss(point)) for point in message.tensors["points"]]
+        if "beside" in message.tensors:  # a point of the model without random effects
+            point = message.tensors["beside"]
+            kept["beside"], reply["beside"] = self._expanded(plain, point, point.new_zeros(len(point) + 1, len(point)))
         if facts["null"] is not None:
             reply["null"] = null_expansion(likelihood, mean, facts["null"])
         self._keep(message.digest(), kept)
         return Message("round", reply, {name: packed_lam(eta, packing) for name, eta in kept.items()})
 
     def _figures(self, message: Message) -> Message:
-        facts, likelihood, theta = message.facts, self._standardised(message), message.tensors["theta"]
-        self._check_points(likelihood, theta[None])
-        model = model_of(facts["model"])
-        found, tensors = model.figures(likelihood, theta, facts, message.tensors, self.least)
+        facts, sent, model = message.facts, message.tensors, model_of(message.facts["model"])
+        likelihood, theta = model.loss(self._standardised(message), facts, sent), sent["theta"]
+        self._check_points(likelihood, model.points(theta, facts, sent))
+        found, tensors = model.figures(likelihood, theta, facts, sent, self.least)
+        self.own = model.own(likelihood, theta, facts, sent)
+        if self.own is not None and self.memory is not None:
+            self.own.store(self.memory.parent)
         return Message("figures", found, tensors)
 
-    def _expanded(self, likelihood: Likelihood, point: Tensor, dual: Tensor) -> tuple[Tensor, float | None]:
+    def _expanded(self, likelihood: Any, point: Tensor, dual: Tensor) -> tuple[Tensor, float | None]:
         """What η_k is after a "newton" round at a point, and the loss there; η_k as it is if that is infinite."""
         found = likelihood.expand(point)
         if not found.loss.isfinite():
@@ -213,13 +221,13 @@ class Site:
         shift = found.hessian @ point - found.gradient
         return torch.cat([shift[None], -found.hessian / 2]), float(found.loss)
 
-    def _check_point(self, likelihood: Likelihood) -> None:
+    def _check_point(self, likelihood: Any) -> None:
         """Let the guard see the rows' weights at the point whose expansion is about to leave."""
         if self.guard is not None and not likelihood.says_nothing:
             found = likelihood.last[1]
-            self.guard.point(found.weights, found.scores)
+            self.guard.point(found.weights, found.scores, found.swings)
 
-    def _check_points(self, likelihood: Likelihood, points: Tensor) -> None:
+    def _check_points(self, likelihood: Any, points: Tensor) -> None:
         """Let the guard see points at which only losses are told: a loss can be that of one row."""
         if self.guard is not None and self.guard.enforce:  # a pass over the rows each, to no use without enforcement
             for point in points:

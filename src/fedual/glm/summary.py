@@ -10,6 +10,7 @@ from fedual.glm.figures import Figures
 from fedual.glm.heterogeneity import Heterogeneity, heterogeneity
 from fedual.glm.inference import available, chosen, has, interval, likelihood_test, ratio_name, reference, table
 from fedual.glm.layout import Block, Facts, Grid, Notes, Page, number, p_value, p_words, percent, ratio, rounded
+from fedual.glm.mixed import shown as effects
 from fedual.glm.survival import summary as survival
 
 SHOWN = 12  # sites that are listed one by one, and warnings; more are counted
@@ -19,6 +20,7 @@ POSTERIORS = {
     "quadratic": "from the quadratic at the maximum likelihood",
     "laplace": "mode and curvature",
     "variational": "variational: mean and standard deviation",
+    "integrated": "mean and standard deviation, with σ integrated",
 }
 COVARIANCES = {
     "model": "from the information matrix",
@@ -43,7 +45,8 @@ class Summary(Page):
         blocks: list[Block] = [Facts(self._model(compared)), coefficients(self.fit, self.level)]
         if (ratios := self._ratios()) is not None:
             blocks.append(ratios)
-        blocks += [Facts(_fit_figures(self.fit), "Fit")]
+        blocks += effects.blocks(self.fit)
+        blocks += [Facts(effects.figures(self.fit) or _fit_figures(self.fit), "Fit")]
         if self.fit.survival is not None:
             blocks += survival.blocks(self.fit, self.fit.survival)
         blocks += _sites(self.fit)
@@ -73,13 +76,15 @@ class Summary(Page):
         facts += [(name.capitalize(), column) for name, column in columns.items() if column]
         if fit.site_effects == "fixed":
             facts.append(("Site effects", "fixed: each site has an intercept of its own, which stays there"))
+        facts += effects.facts(fit)
         facts.append(("Convergence", fit.convergence.words()))
         if fit.ml is not None:
             facts.append(("Standard errors", COVARIANCES[fit.covariance_kind]))
         facts.append(("Prior", fit.prior.words()))
         if fit.posterior is not None:
             facts.append(("Posterior", POSTERIORS[fit.posterior_kind]))
-        facts.append(("Heterogeneity", compared.words()))
+        if fit.components is None:
+            facts.append(("Heterogeneity", compared.words()))
         return facts
 
     def _ratios(self) -> Grid | None:
@@ -93,7 +98,8 @@ class Summary(Page):
         if name is None or not slopes:
             return None
         header, columns = [""], []
-        for use in available(fit):
+        uses = available(fit)
+        for use in uses[-1:] if fit.posterior_kind == "integrated" else uses:
             estimate, of = chosen(fit, use)
             header += ["exp(β)" if use == "ml" else "posterior", "lower", "upper"]
             with np.errstate(over="ignore"):
@@ -132,6 +138,8 @@ class Summary(Page):
 
 def coefficients(fit: Figures, level: float) -> Grid:
     """Maximum likelihood beside the posterior; one of them where there is no other."""
+    if fit.posterior_kind == "integrated":
+        return effects.coefficients(fit, level)
     of = reference(fit, "ml")
     both = has(fit, "ml") and has(fit, "posterior")
     header = ["", "estimate", "SE" if has(fit, "ml") else "sd", "lower", "upper"]
@@ -144,6 +152,7 @@ def coefficients(fit: Figures, level: float) -> Grid:
         cells += [rounded(row[column], row["posterior_sd"]) for column in ("posterior", "posterior_sd")] if both else []
         rows.append(cells)
     what = "maximum likelihood" if has(fit, "ml") else "posterior"
+    what = "restricted " * (fit.components is not None and fit.components.restricted) + what
     beside = "; beside it the posterior" if both else ""
     return Grid(f"Coefficients: {what}, {percent(level)} intervals{beside}", header, rows)
 
