@@ -31,7 +31,7 @@ EXACT = Method(Diagonal(), Exact(), Natural(0.2), Blend(), 0.5)
 GLM = {"admm": methods.admm(rho=3.0, delta=2.0), "newton-admm": methods.newton_admm(0.5, VON(GaussHermite(9)))}
 NETWORKS = ("ivon-admm", "feddyn")
 LOCAL: dict[str, Any] = {"batch_size": 8, "local_epochs": 1, "seed": 3}  # as `flat.fit` takes them
-CONFIG = {"folder": "", "method": "exact", "rounds": 3, "min-clients": 2, "timeout": 60, "readmit": ""}
+CONFIG = {"folder": "", "method": "exact", "rounds": 3, "min-clients": 2, "timeout": 60, "readmit": "", "known": ""}
 
 
 def mlp() -> nn.Module:
@@ -100,7 +100,11 @@ def main(grid: Grid, context: Context) -> None:
         given = {"prior": problem(config["folder"])["prior"], "method": GLM.get(method, EXACT)}
     given["posterior"] = "point"  # without short runs
     policy = Policy(
-        int(config["min-clients"]), wait=120, timeout=int(config["timeout"]), readmit=str(config["readmit"]).split()
+        int(config["min-clients"]),
+        wait=120,
+        timeout=int(config["timeout"]),
+        readmit=str(config["readmit"]).split(),
+        known=str(config["known"]) or None,
     )
     out = Path(str(config["folder"]), "out")
     BayesianADMM(rounds=int(config["rounds"]), experiment="e", out=out, policy=policy, **given).start(grid)

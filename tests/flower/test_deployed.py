@@ -14,6 +14,7 @@ from problems import normal, rng
 from safetensors.torch import load_file, save_file
 
 from fedual import algorithm
+from fedual.flower.identity import identity
 from fedual.rundir import RunDirectory
 from fedual.solvers import Linear
 
@@ -121,16 +122,37 @@ def test_a_reply_after_the_time_out(sites: Deployed, moment: str):
     sites.agrees()
 
 
-def test_a_full_disk_at_a_client(sites: Deployed):
+def test_a_state_that_cannot_be_written_at_a_client(sites: Deployed):
     place = "before.1.2"
     run = sites.held(place, rounds=3)
     state = sites.vault("1")
-    state.with_name(f"{state.name}.tmp").symlink_to("/dev/full")  # where the new state is written first
+    state.with_name(f"{state.name}.tmp").mkdir()  # where the new state is written first
     sites.release(place)
     assert run.wait(timeout=180) == "finished:completed", run.log()
     assert sites.counted == [BOTH, ["0"], BOTH]
-    assert "No space left on device" in sites.left_out(2)["1"]
+    assert sites.left_out(2)["1"] == "its SuperNode's log shows why (DataError)"
     sites.agrees()
+
+
+def test_keys_of_sites(sites: Deployed):
+    """Each client is bound to its site's key and its node's, restarted or not; one without its key is readmitted."""
+    sites.complete(rounds=1)
+    badges = sites.ledger.badges
+    keys = {client: identity(sites.path / f"site{client}", client).public for client in BOTH}
+    assert {client: badge.key for client, badge in badges.items()} == keys
+    assert len({badge.node for badge in badges.values()}) == 2
+    sites.cluster.kill_node(1)
+    sites.cluster.start_node(1)
+    known = sites.path / "known.toml"
+    known.write_text("".join(f'{client} = "{key}"\n' for client, key in keys.items()))
+    sites.complete(rounds=2, known=str(known))
+    assert sites.ledger.badges == badges
+    (file,) = (sites.path / "site1").glob("*.pem")
+    file.unlink()
+    sites.complete(rounds=3, **{"min-clients": 1})
+    sites.complete(rounds=4, readmit="1")
+    assert sites.counted == [BOTH, BOTH, ["0"], BOTH]
+    sites.agrees([*sites.counted[:3], "-1", *sites.counted[3:]])
 
 
 def test_the_same_run_submitted_twice_at_once(sites: Deployed):
@@ -159,8 +181,9 @@ def test_a_state_file_that_is_lost(sites: Deployed, harm: Callable[[Path], None]
     state = sites.vault("1")
     harm(state)
     run = sites.complete(rounds=3, **{"min-clients": 1})
-    assert "client 1 was turned away" in run.log()
-    state.unlink()  # of the new one, or of the damaged one, as the refusal says
+    assert "round 3 left out client 1: " in run.log()
+    assert "re-admit this client" in sites.left_out(3)["1"]
+    state.unlink(missing_ok=True)  # the damaged one, as the refusal says
     sites.complete(rounds=4, readmit="1")
     assert sites.counted == [BOTH, BOTH, ["0"], BOTH]
     sites.agrees([BOTH, BOTH, ["0"], "-1", BOTH])

@@ -5,7 +5,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedual import data, models
-from fedual.flower import BayesianADMM, Policy, client_app
+from fedual.flower import BayesianADMM, Limits, Policy, client_app
 from fedual.networks import Network
 
 
@@ -20,7 +20,7 @@ def site(node):  # yours: this site's inputs and labels, from what its SuperNode
     return digits.x_train[parts[node["partition-id"]]], digits.y_train[parts[node["partition-id"]]]
 
 
-client = client_app(model, site)
+client = client_app(model, site, limits=Limits())  # what the server may ask of this site
 server = ServerApp()
 
 
@@ -31,6 +31,7 @@ def main(grid: Grid, context: Context) -> None:
         min_clients=int(config["min-clients"]),
         readmit=str(config["readmit"]).split(),
         forget=str(config["forget"]).split(),
+        known=str(config["known"]) or None,
     )
     strategy = BayesianADMM(
         model(), "ivon-admm", int(config["rounds"]), experiment=str(config["experiment"]), out=str(config["out"]),
