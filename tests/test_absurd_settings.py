@@ -135,3 +135,13 @@ class TestSites:
         with pytest.raises(Exception, match=r"a\\x1b\[31m\.csv") as raised:
             user_files.load(tmp_path, {"sites": "*.csv", "target": "y"})
         assert str(raised.value).isprintable()
+
+
+def test_numbers_beyond_single_precision():
+    for value, message in (
+        (1e300, "number of at most 3.4e.38"),
+        (float("inf"), "positive, finite number"),
+        (0, "positive"),
+    ):
+        with pytest.raises(InputError, match=message):
+            fedual.methods.build("fedavg", lr=value)

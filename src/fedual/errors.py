@@ -13,6 +13,8 @@ LISTED = 40
 """Most names that an error lists."""
 LARGEST = 2**63 - 1
 """The largest whole number, that of 64 bits with a sign: others do not fit into a tensor."""
+SINGLE = 3.4e38
+"""The largest number of single precision, in which most models compute."""
 LONGEST = 600
 """Most letters of a message: what a file holds can be long, and a sentence is to be read."""
 
@@ -71,10 +73,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def require_positive(name: str, value: Any, most: float = math.inf) -> None:
-    """Raise unless a setting is a positive, finite number of at most `most`."""
-    if not _is_number(value) or not (0 < value <= most and math.isfinite(value)):
-        limit = "" if most == math.inf else f" of at most {most:g}"
+def require_positive(name: str, value: Any, most: float = SINGLE) -> None:
+    """Raise unless a setting is a positive, finite number of at most `most`, by default the largest of float32."""
+    if not _is_number(value) or not 0 < value <= most:
+        limit = (
+            "" if most == SINGLE and not (_is_number(value) and SINGLE < value < math.inf) else f" of at most {most:g}"
+        )
         raise InputError(f"{name} = {value!r}: it must be a positive, finite number{limit}.")
 
 

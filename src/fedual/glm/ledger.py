@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedual.errors import DataError
+from fedual.parsing import parsing
 from fedual.rundir.atomic import PRIVATE, make_private, store, sync, writing
 from fedual.rundir.checksum import parse, seal, verify
 from fedual.rundir.locking import locked
@@ -238,7 +239,5 @@ def _read(path: Path, lock: Path) -> Book:
         return Book(changed=True)  # with its key, on which the hashes depend
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}): allow reading it.") from error
-    try:
+    with parsing(path, "is damaged, or no ledger", "put back an intact copy"):
         return Book.from_bytes(content)
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged, or no ledger ({error}): put back an intact copy.") from None
