@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from flwr.app import Message
-from glm_federation import FRAMES, NAMES, Sites, kind
+from glm_federation import NAMES, Sites, kind
 
 from fedual.errors import FedualError, InputError
 from fedual.flower import wire
@@ -13,27 +13,11 @@ from fedual.flower.identity import identity
 from fedual.glm.flower import FederatedRegression, exchange
 from fedual.glm.flower import sites as sites_module
 
-pytestmark = pytest.mark.usefixtures("clock")
 
-
-class Clock:
-    """Time that passes only when somebody waits."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
+@pytest.fixture(autouse=True)
+def _clock(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (sites_module, exchange):
-        monkeypatch.setattr(module, "time", found)
-    return found
+        monkeypatch.setattr(module, "time", clock)
 
 
 def keys(path: Path, *names: str) -> dict[str, str]:
@@ -121,4 +105,3 @@ def test_a_refusal_names_no_file_of_the_site(tmp_path: Path, what: str):
     for text in said:
         assert "secret" not in text
         assert str(tmp_path) not in text
-    assert FRAMES

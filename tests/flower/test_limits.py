@@ -136,6 +136,13 @@ def test_evaluations_and_calibrations_are_limited(server):
     assert "limit samples" in server.calibrate([0, 5], grid=([0.0], [1.0] * 2000))["refusal"]
 
 
+@pytest.mark.parametrize(("visited", "refused"), [(47, True), (48, False)])
+def test_a_calibration_visits_the_examples_that_were_left_out(tmp_path, visited, refused):
+    """Two widths, three draws, a fifth of 40 examples."""
+    said = Server(tmp_path, limits=Limits(visited=visited)).calibrate([0, 5], grid=([0.0, 1.0], [1.0]))
+    assert ("limit visited" in said.get("refusal", "")) == refused
+
+
 def test_no_run_leaves_out_single_examples(server):
     """The difference of two such runs would be one example's."""
     assert "limit folds" in server.calibrate([0, SIZE])["refusal"]

@@ -179,8 +179,9 @@ def answer(
     own = draws(seed, require_count("number", config["number"], 0))
 
     def reply(x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        limits.draws(samples, len(x))
-        limits.draws(len(grid.widths), samples * len(x))
+        size = fold.size(len(x))
+        limits.draws(samples, size)
+        limits.draws(len(grid.widths), samples * size)
         clients, held = hold_out(Clients(x, y, [torch.arange(len(x))]), fold, own)
         if not (found := tables(trained, grid, clients, held, samples, at)):
             raise Refusal(f"A site with {len(x)} examples holds none out.")
