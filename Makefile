@@ -40,14 +40,18 @@ clean:
 .venv/bin/python:
 	$(PY) -m venv .venv
 
-.venv/.demo: .venv/bin/python pyproject.toml requirements.lock
-	$(PIP) --constraint requirements.lock --editable '.[cli,data,glm]'
+# pip refuses hashes and extras in constraints
+.venv/constraints.txt: .venv/bin/python requirements.lock
+	sed '/^ /d; /\[/d; s/ *\\$$//' requirements.lock > $@
+
+.venv/.demo: .venv/constraints.txt pyproject.toml
+	$(PIP) --constraint $< --editable '.[cli,data,glm]'
 	touch $@
 
-.venv/.dev: .venv/bin/python pyproject.toml requirements.lock
-	$(PIP) --constraint requirements.lock --editable '.[dev]' ivon-opt  # GPL: an oracle of tests and benchmarks alone
+.venv/.dev: .venv/constraints.txt pyproject.toml
+	$(PIP) --constraint $< --editable '.[dev]' ivon-opt  # GPL: an oracle of tests and benchmarks alone
 	touch $@
 
 .venv/.bench: .venv/.dev
-	$(PIP) --constraint requirements.lock --editable '.[bench]'
+	$(PIP) --constraint .venv/constraints.txt --editable '.[bench]'
 	touch $@

@@ -112,3 +112,14 @@ def test_a_file_that_a_kill_left_behind_does_not_lend_its_permissions(tmp_path: 
     atomic.store(tmp_path / "state", b"whole", mode=atomic.PRIVATE)
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "state").read_bytes() == b"whole"
+
+
+def test_a_state_folder_that_others_can_enter_draws_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    atomic.make_private(tmp_path / "new")
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "open").chmod(0o750)
+    assert not caplog.messages
+    for _ in range(3):
+        atomic.make_private(tmp_path / "open")
+    (message,) = caplog.messages
+    assert message == f"{tmp_path / 'open'} can be entered by others than its owner: allow only the owner (chmod 700)."

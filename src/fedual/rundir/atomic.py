@@ -1,9 +1,11 @@
 """Write files and folders whole or not at all, even if the machine loses power."""
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from fedual.errors import DataError, InputError
@@ -11,6 +13,9 @@ from fedual.errors import DataError, InputError
 INTACT = "what was there before is intact"
 
 
+logger: logging.Logger = logging.getLogger("fedual")
+OTHERS = 0o077
+"""Permissions of a folder for all but its owner."""
 PRIVATE, SHARED = 0o600, 0o666
 """Permissions of a new file: for its owner alone, or as the process's umask allows."""
 
@@ -91,6 +96,14 @@ def make_folder(folder: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that nobody but its owner can read, unless it is there."""
+    """Make a folder that nobody but its owner can read, unless it is there; warn if others can list what it holds."""
     with writing(folder, 0, "nothing was changed"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_mode & OTHERS:
+            _warn(folder)
+
+
+@cache
+def _warn(folder: Path) -> None:
+    """Warn once in a process."""
+    logger.warning("%s can be entered by others than its owner: allow only the owner (chmod 700).", folder)
