@@ -9,11 +9,11 @@ import typer
 from fedual.errors import DataError, InputError, hint
 from fedual.rundir import environment
 from fedual.rundir.jsonable import without_nan
-from studies.regression import baselines, coverage, federated, page
+from studies.regression import baselines, coverage, federated, mixed, page
 from studies.regression.pooled import pooled
 from studies.regression.tables import SEEDS, Table, tables
 
-ROUNDS, COVERAGE = "rounds.jsonl", "coverage.jsonl"
+ROUNDS, COVERAGE, MIXED = "rounds.jsonl", "coverage.jsonl", "mixed.jsonl"
 Records = Annotated[Path, typer.Option(help="Folder of the records.")]
 RECORDS = Path("results/regression")
 
@@ -61,6 +61,17 @@ def measure_coverage(records: Records = RECORDS) -> None:
         if (setting.name, coverage.SEED) not in done:
             line = coverage.measure(setting)
             _append(records / COVERAGE, line)
+            typer.echo(f"{setting.name}: {line['coverage']}")
+
+
+@app.command("mixed")
+def measure_mixed(records: Records = RECORDS) -> None:
+    """Measure the coverage of mixed models at few sites, for every setting without a record, and append one."""
+    done = {(line["setting"], line["seed"]) for line in read(records / MIXED)}
+    for setting in mixed.SETTINGS:
+        if (setting.name, mixed.SEED) not in done:
+            line = mixed.measure(setting)
+            _append(records / MIXED, line)
             typer.echo(f"{setting.name}: {line['coverage']}")
 
 

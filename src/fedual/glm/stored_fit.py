@@ -24,6 +24,17 @@ SCHEMA = {
     **dict.fromkeys(("weights", "offset", "trials", "event"), (None, str)),
     "categorical": [str],
 }
+COMPONENTS = {
+    "terms": [str],
+    "covariance": [[REAL]],
+    "se": [REAL],
+    **dict.fromkeys(("statistic", "icc"), REAL),
+    "df": COUNT,
+    "scale": str,
+    "restricted": bool,
+    "prior_scale": (None, REAL),
+    "posterior": (None, Row(REAL, REAL)),
+}
 FIT = {
     "schema": SCHEMA,
     "family": str,
@@ -32,11 +43,16 @@ FIT = {
     **dict.fromkeys(("parameters", "df_model", "df_resid"), COUNT),
     **dict.fromkeys(("dispersion", "loglik", "null_loglik", "deviance", "null_deviance", "pearson"), REAL),
     "sites": [SITE],
-    "site_effects": ("pooled", "fixed"),
+    "site_effects": ("pooled", "fixed", "random"),
     "ml": (None, ESTIMATE),
     "posterior": (None, ESTIMATE),
-    "prior": {"sd": (None, REAL), "intercept_sd": (None, REAL), "terms": {...: Row(REAL, (None, REAL))}},
-    "posterior_kind": ("quadratic", "laplace", "variational"),
+    "prior": {
+        "sd": (None, REAL),
+        "intercept_sd": (None, REAL),
+        "terms": {...: Row(REAL, (None, REAL))},
+        "site_sd?": REAL,
+    },
+    "posterior_kind": ("quadratic", "laplace", "variational", "integrated"),
     "covariance_kind": ("model", "hc0", "cluster"),
     "hc0": (None, [[REAL]]),
     "alpha": (None, REAL),
@@ -53,5 +69,6 @@ FIT = {
     "residuals": (None, {"edges": [REAL], "counts": [REAL]}),
     "calibration": (None, [{"predicted": REAL, "observed": REAL, "n": REAL}]),
     "warnings": [str],
+    "components?": (None, COMPONENTS),
     "survival?": (None, {...: ANY}),
 }
