@@ -14,6 +14,7 @@ from command import fedual
 from fedual import glm
 from fedual.glm import fitting
 from fedual.glm.settings import Settings
+from fedual.glm.survival import data
 
 FORMULA = "sick ~ age + C(sex)"
 FILES = ["north.csv", "south.csv", "west.csv"]
@@ -158,7 +159,7 @@ def test_without_the_extra(folder: Path, missing: str):
 
 
 def test_survival(tmp_path: Path):
-    rossi = pd.read_csv(Path(__file__).parents[2] / "docs" / "tutorials" / "rossi.csv")
+    rossi = data.rossi()
     for number, name in enumerate(FILES):
         rossi.iloc[number::3].to_csv(tmp_path / name, index=False)
     formula = "Surv(week, arrest) ~ fin + age"

@@ -43,7 +43,15 @@ server = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     FederatedRegression.from_config(context.run_config).start(grid)
 '''
-CONFIG = {"formula": FORMULA, "family": "binomial", "out": "", "sites": " ".join(NAMES), "robust": "none"}
+CONFIG = {
+    "formula": FORMULA,
+    "family": "binomial",
+    "out": "",
+    "sites": " ".join(NAMES),
+    "robust": "none",
+    "baseline": "",
+    "pieces": "",
+}
 SECOND_ROUND = 4  # a site's messages: describe, moments, round, round
 
 
@@ -88,7 +96,7 @@ def test_survival(cluster: Cluster, options: dict[str, str]):
     out = cluster.folder / f"survival-{len(options)}"
     formula = "Surv(entry, time, died) ~ age + C(sex)"
     run = cluster.run({"formula": formula, "family": "", "out": str(out), **options})
-    assert run.wait(timeout=240) == "finished:completed", run.log()
+    assert run.wait(timeout=600) == "finished:completed", run.log()
     files = {name: cluster.folder / f"{name}.csv" for name in NAMES}
     expected = simulate(Settings(formula, **options), files)  # type: ignore[arg-type]
     table = pd.read_csv(Path(out, "table.csv"), index_col="term")

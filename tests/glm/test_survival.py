@@ -8,13 +8,14 @@ import pandas as pd
 import pytest
 import statsmodels.api as sm
 import torch
-from test_survival_against_r import ROSSI, TABLE, fitted, sites
+from test_survival_against_r import TABLE, fitted, sites
 
 from fedual import glm
 from fedual.errors import DataError, FedualError, InputError, NotConvergedError
 from fedual.glm.fitting import simulate
 from fedual.glm.messages import packed, packed_lam, unpacked, unpacked_lam
 from fedual.glm.settings import Settings
+from fedual.glm.survival import data
 from fedual.glm.survival.baseline import Baseline
 from fedual.glm.survival.figures import Survival
 
@@ -66,7 +67,7 @@ def test_robust_errors_of_a_common_baseline():
 
 
 def test_fifty_pieces_are_as_good_as_cox_regression():
-    rossi = pd.read_csv(ROSSI)
+    rossi = data.rossi()
     formula = "Surv(week, arrest) ~ fin + age + race + wexp + mar + paro + prio"
     halves = {"one": rossi.iloc[::2], "two": rossi.iloc[1::2]}
     common = fitted(formula, halves, baseline="piecewise", pieces=50)

@@ -11,9 +11,9 @@ import pytest
 from fedual import glm
 from fedual.glm.fitting import simulate
 from fedual.glm.settings import Settings
+from fedual.glm.survival import data
 
 ORACLES = Path(__file__).parent / "oracles"
-ROSSI = Path(__file__).parents[2] / "docs" / "tutorials" / "rossi.csv"
 R = json.loads((ORACLES / "survival.json").read_text())
 TABLE = pd.read_csv(ORACLES / "survival.csv")
 
@@ -28,15 +28,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "offset": ("Surv(time, status) ~ age + dose", {"offset": "shift"}),
     "missing": ("Surv(time, status) ~ age + height", {}),
     "code": ("Surv(time, code) ~ age * sex", {}),
+    "tutorial": ("Surv(week, arrest) ~ fin + age + wexp + prio", {}),
     "rossi": ("Surv(week, arrest) ~ fin + age + race + wexp + mar + paro + prio", {}),
 }
 
 
 def sites(name: str = "") -> dict[str, pd.DataFrame]:
     table = TABLE
-    if name == "rossi":
-        table = pd.read_csv(ROSSI)
-        table["site"] = np.arange(len(table)) % 4
+    if name in ("rossi", "tutorial"):
+        table = data.rossi()
+        table["site"] = np.arange(len(table)) % 4 if name == "rossi" else np.repeat([0, 1, 2], [190, 140, 102])
     return {str(site): rows.reset_index(drop=True) for site, rows in table.groupby("site")}
 
 

@@ -7,5 +7,6 @@ from fedual.glm.mixed.at_site import site_effects
 from fedual.glm.prior import Prior
 from fedual.glm.result import Fit
 from fedual.glm.settings import Settings
+from fedual.glm.survival.baseline import Baseline
 
-__all__ = ["Fit", "Guards", "Prior", "Settings", "anova", "fit", "site_effects"]
+__all__ = ["Baseline", "Fit", "Guards", "Prior", "Settings", "anova", "fit", "site_effects"]

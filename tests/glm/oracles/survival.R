@@ -1,5 +1,5 @@
 # What R's survival package finds: Rscript survival.R, in this folder, writes survival.csv and survival.json.
-# Needs R and survival. rossi.csv is that of the tutorial.
+# Needs R and survival. rossi.csv is that of fedual.glm.survival.data.
 
 library(survival)
 
@@ -25,8 +25,9 @@ table$height[sample(n, 30)] <- NA
 write.csv(table, "survival.csv", row.names = FALSE, quote = FALSE, na = "")
 table <- read.csv("survival.csv", stringsAsFactors = TRUE)
 
-rossi <- read.csv("../../../docs/tutorials/rossi.csv")
+rossi <- read.csv("../../../src/fedual/glm/survival/rossi.csv")
 rossi$site <- (seq_len(nrow(rossi)) - 1) %% 4
+rossi$prison <- rep(c("ashby", "brook", "carlow"), c(190, 140, 102))
 
 exact <- coxph.control(eps = 1e-12, toler.chol = 1e-14, iter.max = 50, toler.inf = 1e-10)
 
@@ -59,6 +60,7 @@ cases <- list(
     offset = figures(Surv(time, status) ~ age + dose + offset(shift) + strata(site)),
     missing = figures(Surv(time, status) ~ age + height + strata(site)),
     code = figures(Surv(time, code) ~ age * sex + strata(site)),
+    tutorial = figures(Surv(week, arrest) ~ fin + age + wexp + prio + strata(prison), rossi),
     rossi = figures(Surv(week, arrest) ~ fin + age + race + wexp + mar + paro + prio + strata(site), rossi)
 )
 
