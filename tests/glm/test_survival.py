@@ -361,6 +361,16 @@ def test_a_coarse_baseline_shows_no_single_event(tmp_path):
     np.testing.assert_array_equal(whole, part)
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("", "is no JSON"), ('{"format": "x"}', "format"), ('{"format": "fedual-baseline-1"}', "times")],
+)
+def test_a_file_that_is_no_baseline(content: str, words: str, tmp_path):
+    (tmp_path / "north.json").write_text(content)
+    with pytest.raises(DataError, match=words):
+        Baseline.load(tmp_path / "north.json")
+
+
 def test_strata_have_baselines_of_their_own():
     fit = fitted("Surv(time, status) ~ age + strata(sex)", sites())
     north = sites()["north"]

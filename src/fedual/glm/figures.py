@@ -168,6 +168,7 @@ class Figures:
         distribution(self.family, self.link)  # refuses unknown ones
         terms = len(self.terms)
         arrays = {"ml": self.ml and self.ml.coefficients, "posterior": self.posterior and self.posterior.coefficients}
+        arrays |= {"survival.means": self.survival and self.survival.means}
         arrays |= {f"the gradient of {site.name}": site.gradient for site in self.sites}
         for name, array in arrays.items():
             if array is not None and array.shape != (terms,):

@@ -35,6 +35,22 @@ COMPONENTS = {
     "prior_scale": (None, REAL),
     "posterior": (None, Row(REAL, REAL)),
 }
+TEST = {"chi2": REAL, "df": COUNT, "p": REAL}
+SURVIVAL = {
+    "baseline": ("stratified", "piecewise"),
+    "ties": ("efron", "breslow"),
+    "events": COUNT,
+    "strata": [str],
+    "null_score": TEST,
+    "concordance": Row(REAL, REAL, REAL),
+    "means": [REAL],
+    "transform": ("identity", "log", "none"),
+    "trends": [TEST],
+    "cuts": [Number(0.0)],
+    "log_hazards": (None, [REAL]),
+    "joint": (None, [[REAL]]),
+    "events_by_piece": (None, [REAL]),
+}
 FIT = {
     "schema": SCHEMA,
     "family": str,
@@ -70,5 +86,5 @@ FIT = {
     "calibration": (None, [{"predicted": REAL, "observed": REAL, "n": REAL}]),
     "warnings": [str],
     "components?": (None, COMPONENTS),
-    "survival?": (None, {...: ANY}),
+    "survival?": (None, SURVIVAL),
 }

@@ -10,20 +10,21 @@ These are the figures of R's `survfit(coxph(…))`.
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 import torch
 
 from fedual.errors import DataError, InputError, require_count
+from fedual.forms import Number, require
 from fedual.glm.inference import chosen
 from fedual.glm.schema import design
 from fedual.glm.survival.partial import PartialLikelihood
 from fedual.glm.tables import Source, read
+from fedual.parsing import DOCUMENT, loads, parsing, read_bytes
 from fedual.rundir.atomic import store
 
 if TYPE_CHECKING:
@@ -77,15 +78,15 @@ class Baseline:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Baseline":
         """Read what `save` wrote."""
-        try:
-            found: Mapping[str, Any] = json.loads(Path(path).read_bytes())
-            if found["format"] != FORMAT:
-                raise ValueError(f"its format is {found['format']!r}")
-            return cls(*(np.array(found[field.name], float) for field in fields(cls)))
-        except OSError as error:
-            raise DataError(f"{path} cannot be read ({error.strerror or error}): give a saved baseline.") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is no baseline ({type(error).__name__}: {error}): save it again.") from None
+        with parsing(path, "is no JSON", "save it again"):
+            found = loads(read_bytes(Path(path), DOCUMENT))
+        numbers = [Number()]
+        form = {"format": FORMAT, **{field.name: numbers for field in fields(cls)}, "drift": [numbers]}
+        require(path, found, form, "save it again")
+        arrays = [np.array(found[field.name], float) for field in fields(cls)]
+        if len({len(one) for one in arrays}) > 1 or arrays[-1].ndim != 2:
+            raise DataError(f"{path} has parts of different length: save it again.")
+        return cls(*arrays)
 
 
 def baseline(fit: "Figures", table: Source) -> Baseline:
