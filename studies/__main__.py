@@ -12,6 +12,7 @@ from fedual.cli.progress import progress
 from fedual.cli.run import Device, Json, Root
 from fedual.errors import FedualError, InputError
 from studies import calibrated, figures, pages, records, robustness, scaling, tables, tuning
+from studies.attacks import commands as attacks
 from studies.figures.common import Options
 from studies.regression import commands as regression
 from studies.robustness import Tables
@@ -110,6 +111,8 @@ def check(results: Results = Path("results"), out: Tables = Path("docs/tables"))
     trials = robustness.read(results / "tuning" / "robustness.jsonl")
     calibrations = calibrated.read(results / "calibrated" / "runs.jsonl")
     others = {"robustness.md": robustness.table(trials), **regression.texts(results / "regression")}
+    assaults = robustness.read(results / "attacks" / "runs.jsonl")
+    others |= {"attacks.md": attacks.table(assaults)} if assaults else {}
     others |= {"calibrated.md": calibrated.table(calibrations)} if calibrations else {}
     wrong = pages.differences(current, others, out)
     for line in wrong:
@@ -146,6 +149,7 @@ def figure(
 app.command()(scaling.scaling)
 app.command()(tuning.tuning)
 app.add_typer(robustness.app, name="robustness")
+app.add_typer(attacks.app, name="attacks")
 app.add_typer(calibrated.app, name="calibrated")
 app.add_typer(regression.app, name="regression")
 app.add_typer(small.app, name="small")

@@ -22,11 +22,12 @@ from fedual.errors import DivergedError, FedualError, InputError, require_count
 from fedual.families import Gaussian, is_point
 from fedual.flower import calibrating, run_folder, wire
 from fedual.flower.facts import shared_facts, standardises
-from fedual.flower.ledger import Ledger, Reply
+from fedual.flower.ledger import Ledger
 from fedual.flower.readmission import recount
 from fedual.flower.replies import averaged, by_client, reply_of
 from fedual.flower.residuals import learn_noise
 from fedual.flower.roster import Policy, Roster
+from fedual.flower.updates import SUSPICIOUS, Reply
 from fedual.methods import MethodSpec
 from fedual.metrics import evaluate
 from fedual.networks import Draws, Network
@@ -376,4 +377,11 @@ class BayesianADMM(Strategy):
         for client, why in record["left_out"].items():
             log(WARNING, "round %s left out client %s: %s", record["round"], client, why)
         for client, factor in record["cut"].items():
-            log(WARNING, "round %s cut the update of client %s to %.3g of its length", record["round"], client, factor)
+            if factor < SUSPICIOUS:
+                log(
+                    WARNING,
+                    "round %s cut the update of client %s to %.1g of its length",
+                    record["round"],
+                    client,
+                    factor,
+                )
