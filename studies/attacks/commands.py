@@ -25,7 +25,7 @@ PROBLEMS: dict[str, tuple[tuple[str, ...], dict[str, Sequence[int]]]] = {
         {"10": range(0, 100, 10)},
     ),
 }
-"""For each scenario what is set, and which sites are dishonest: on the digits the third largest and two of middle size."""
+"""What is set in each scenario, and which sites are dishonest: on the digits the third largest, and two of middle size."""
 OURS, FLOWERS = ("off", "default", "share", "trimmed"), ("FedMedian", "FedTrimmedAvg")
 SEVERAL = ("rolled", "inflate", "labels")
 """The attacks of more than one dishonest site."""

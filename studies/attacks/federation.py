@@ -65,10 +65,8 @@ def run(name: str, sets: Sequence[str], setting: str, attack: str, liars: Sequen
         training = resolve_training(local, method, book.total)
         rows = client_init(method, book.server.lam_g).rows()
         state = ClientState.from_rows({key: x.expand(len(sizes), *x.shape[1:]).clone() for key, x in rows.items()})
-        family, policy = (
-            cast(Gaussian, method.family),
-            Policy(robust=setting if setting in ("share", "trimmed") else None),
-        )
+        robust = setting if setting in ("share", "trimmed") else None
+        family, largest = cast(Gaussian, method.family), None if setting == "off" else Policy().largest
         accuracy, named = list[float](), {"liars": 0, "others": 0}
         for round in range(rounds):
             now = training.in_round(method, round, rounds)

@@ -16,7 +16,7 @@ from fedual.flower.wire import brief
 SAME = 1e-6
 """Relative difference of two numbers of examples that rounding to float32 can make."""
 SUSPICIOUS = 0.01
-"""An update that is cut to less than this is told in the log and the report; honest ones are cut to 0.03 at the least."""
+"""An update that is cut to less than this is named in the log and the report; no honest one was in our runs."""
 UNSOUND = (InputError, ArithmeticError, RuntimeError, ValueError)
 """What a site's numbers may raise, linear algebra included: the site is refused, and the round goes on."""
 
