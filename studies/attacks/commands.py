@@ -19,13 +19,13 @@ from studies.robustness import Tables, read
 RECORD = Path("results/attacks/runs.jsonl")
 SEED = 0
 PROBLEMS: dict[str, tuple[tuple[str, ...], dict[str, Sequence[int]]]] = {
-    "digits-heterog-10": (("train.rounds=20", "train.local_epochs=5"), {"1": [5], "2": [5, 1], "3": [5, 1, 6]}),
+    "digits-heterog-10": (("train.rounds=20", "train.local_epochs=2"), {"1": [5], "2": [5, 1], "3": [5, 1, 6]}),
     "mnist-2class-100": (
         ("data.fraction=0.1", "model.hidden=[32]", "train.rounds=5", "train.local_epochs=5"),
         {"10": range(0, 100, 10)},
     ),
 }
-"""What is set in each scenario, and which sites are dishonest: on the digits the third largest, and two of middle size."""
+"""What is set in each scenario, and which sites are dishonest: on the digits the third largest and two middle ones."""
 OURS, FLOWERS = ("off", "default", "share", "trimmed"), ("FedMedian", "FedTrimmedAvg")
 SEVERAL = ("rolled", "inflate", "labels")
 """The attacks of more than one dishonest site."""
@@ -36,18 +36,13 @@ app = typer.Typer(name="attacks", help="What dishonest sites can do under each s
 def cells() -> Iterator[tuple[str, str, str, str]]:
     """Scenario, setting, attack and number of dishonest sites; the most important ones first."""
     for name, (_, liars) in PROBLEMS.items():
-        first, *more = liars
-        small = name.startswith("digits")
-        for attack in lies.ATTACKS if small else ("none", *SEVERAL):
-            for setting in (*OURS, *FLOWERS):
-                known = attack in ("none", "flip", "rolled", "labels") or setting not in FLOWERS
-                if known and not (attack in ("joins", "replies") and setting in ("share", "trimmed")):
-                    yield name, setting, attack, first
-        for count in more:
-            for attack in SEVERAL:
-                for setting in (*OURS, *FLOWERS):
-                    if setting not in FLOWERS or attack != "inflate":
-                        yield name, setting, attack, count
+        for count in sorted(liars, reverse=True, key=lambda count: (count == next(iter(liars)), count)):
+            alone = name.startswith("digits") and count == next(iter(liars))
+            for settings in (OURS[:2], OURS[2:], FLOWERS):
+                every = settings == OURS[:2]
+                attacks = lies.ATTACKS if every and alone else ("rolled", "labels") if not every else SEVERAL
+                attacks = ("none", *attacks) if count == next(iter(liars)) and "none" not in attacks else attacks
+                yield from ((name, setting, attack, count) for attack in attacks for setting in settings)
 
 
 @app.command()

@@ -12,12 +12,13 @@ import torch
 
 from fedual import settings
 from fedual.algorithm import ClientState, Upload, client_init, client_step, server_init
+from fedual.algorithm.influence import SUSPICIOUS
 from fedual.defaults import Federation, resolve, resolve_training
 from fedual.families import Gaussian
 from fedual.flower import ledger as ledgers
 from fedual.flower.ledger import Badge, Ledger
 from fedual.flower.roster import Policy
-from fedual.flower.updates import SUSPICIOUS, Reply
+from fedual.flower.updates import Reply
 from fedual.metrics import evaluate
 from fedual.networks import Draws, Minibatches
 from fedual.scenarios import load

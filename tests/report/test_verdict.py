@@ -115,6 +115,13 @@ def test_sites_left_out_have_names_and_reasons(tmp_path: Path):
     assert "In 2 rounds no update counted" in remark.text
 
 
+def test_sites_that_go_too_far_or_claim_too_much_have_names(tmp_path: Path):
+    history = [record(1, cut={"Oslo": 0.001, "Rome": 0.5}, capped={"Bern": [1e9, 6.0]}), record(2, cut={"Oslo": 1e-6})]
+    found = judged(tmp_path, history)
+    assert found["Updates far too large"].text.endswith("before they counted: Oslo in 2 rounds.")
+    assert found["Examples capped"].text.startswith("Bern said so many examples")
+
+
 def test_shortened_steps(tmp_path: Path):
     found = judged(tmp_path, [record(1, shortened=0.25), record(2), record(3, shortened=0.5)])
     assert found["Steps shortened"].text.startswith("In 2 rounds")

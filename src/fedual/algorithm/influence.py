@@ -27,6 +27,8 @@ from fedual.algorithm.round import total
 from fedual.algorithm.state import Broadcast, Upload
 from fedual.families import Family, Gaussian, inner, is_point
 
+SUSPICIOUS = 0.01
+"""A site whose update is cut to less than this part is named; no honest one was in our runs."""
 COLUMNS = 2**16
 """Parameters whose medians are computed at a time, which bounds the memory."""
 HALVINGS = 30

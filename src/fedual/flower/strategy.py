@@ -14,8 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
 from fedual import methods
-from fedual.algorithm import Method, server_init
-from fedual.algorithm.influence import by_coordinate
+from fedual.algorithm import Method, influence, server_init
 from fedual.calibration import Fold, Mode, Trained, part_held_out, require_mode
 from fedual.defaults import Federation, resolve, resolve_training
 from fedual.errors import DivergedError, FedualError, InputError, require_count
@@ -27,7 +26,7 @@ from fedual.flower.readmission import recount
 from fedual.flower.replies import averaged, by_client, reply_of
 from fedual.flower.residuals import learn_noise
 from fedual.flower.roster import Policy, Roster
-from fedual.flower.updates import SUSPICIOUS, Reply
+from fedual.flower.updates import Reply, named
 from fedual.methods import MethodSpec
 from fedual.metrics import evaluate
 from fedual.networks import Draws, Network
@@ -93,7 +92,9 @@ class BayesianADMM(Strategy):
         self.local, self.evaluation, self.policy, self.rounds = local, evaluation, policy, rounds
         training = resolve_training(local, self.method, 1.0)
         training.in_round(self.method, rounds - 1, rounds)  # refuses a learning rate that ends at 0
-        if policy.robust == "trimmed" and (policy.readmit or policy.forget or not by_coordinate(self.method.family)):
+        if policy.robust == "trimmed" and (
+            policy.readmit or policy.forget or not influence.by_coordinate(self.method.family)
+        ):
             raise InputError(
                 f"robust = 'trimmed' goes with families whose parameters are apart, not with {self.method.family}, and "
                 "its Σ η has no part of one client: choose 'share', or another experiment."
@@ -173,6 +174,8 @@ class BayesianADMM(Strategy):
                 self.history.append(record)
                 self._log(record)
                 self._stop_if_nobody_counts()
+            for line in named(self.history):
+                log(WARNING, line)
             if self.ledger.targets is not None and self.roster.nodes:  # a run that was finished before has its noise
                 self.ledger.noise = learn_noise(grid, self.ledger, self.roster, self.resolved, self.envelope)
                 self.ledger.save(home.checkpoint)
@@ -377,7 +380,7 @@ class BayesianADMM(Strategy):
         for client, why in record["left_out"].items():
             log(WARNING, "round %s left out client %s: %s", record["round"], client, why)
         for client, factor in record["cut"].items():
-            if factor < SUSPICIOUS:
+            if factor < influence.SUSPICIOUS:
                 log(
                     WARNING,
                     "round %s cut the update of client %s to %.1g of its length",

@@ -1,6 +1,7 @@
 """The clients' updates of a round at the server: what is refused, and what is cut before it counts."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,8 +16,6 @@ from fedual.flower.wire import brief
 
 SAME = 1e-6
 """Relative difference of two numbers of examples that rounding to float32 can make."""
-SUSPICIOUS = 0.01
-"""An update that is cut to less than this is named in the log and the report; no honest one was in our runs."""
 UNSOUND = (InputError, ArithmeticError, RuntimeError, ValueError)
 """What a site's numbers may raise, linear algebra included: the site is refused, and the round goes on."""
 
@@ -122,6 +121,18 @@ def judge(
             return Verdict(known, refused, list(zip(found.tolist(), examples.tolist(), strict=True)))
         refused |= wrong
     return Verdict({}, refused, [])
+
+
+def named(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence about each site that was left out again and again, or whose updates were far too large."""
+    rounds, why = Counter[str](), dict[str, str]()
+    for record in history:
+        cut = [client for client, factor in record.get("cut", {}).items() if factor < influence.SUSPICIOUS]
+        own = dict.fromkeys(cut, "its update was far too large and was cut") | record["left_out"]
+        rounds.update(own.keys())
+        why |= own
+    times = {client: count for client, count in rounds.most_common() if count > 1}
+    return [f"client {each}: left out or cut in {n} of {len(history)} rounds: {why[each]}" for each, n in times.items()]
 
 
 def shortened(upload: Upload, lam_g: Tensor, factor: float) -> Upload:

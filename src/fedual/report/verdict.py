@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
+from fedual.algorithm.influence import SUSPICIOUS
 from fedual.report.run_data import PLACES, RunData, number
 from fedual.run import LARGEST_NLL
 
@@ -114,6 +115,7 @@ def _notes(run: RunData) -> Iterator[Remark]:
             "note", "Noise", f"An observation has noise of sd {sizes}; {covered}, and the NLL is {noise['nll']:.3g}."
         )
     yield from _missing(run)
+    yield from _bounded(run)
     if parts := [part for part in run.column("shortened") if part < 1]:
         cause = f"In {_rounds(len(parts))} the full step of the server would have left the domain"
         yield Remark("note", "Steps shortened", f"{cause}; at least {min(parts):.6g} of it was taken.")
@@ -162,6 +164,22 @@ def _missing(run: RunData) -> Iterator[Remark]:
     nobody = f" In {_rounds(empty)} no update counted." if empty else ""
     text = f"{refused} of {asked} updates of clients were left out{names}.{nobody}"
     yield Remark("bad" if 2 * refused > asked else "note", "Clients left out", text)
+
+
+def _bounded(run: RunData) -> Iterator[Remark]:
+    """Remarks about the clients whose updates were far too large, and whose numbers of examples were."""
+    cut, capped = Counter[str](), set[str]()
+    for record in run.history:
+        factors: Any = record.get("cut") or {}
+        cut.update(client for client, factor in factors.items() if factor < SUSPICIOUS)
+        capped |= dict(record.get("capped") or {}).keys()  # type: ignore[arg-type]
+    if cut:
+        names = ", ".join(f"{client} in {_rounds(count)}" for client, count in cut.most_common(3))
+        text = f"Updates were cut to less than {SUSPICIOUS:.0%} before they counted: {names}."
+        yield Remark("bad", "Updates far too large", text)
+    if capped:
+        text = f"{', '.join(sorted(capped)[:3])} said so many examples that they count for fewer."
+        yield Remark("note", "Examples capped", text)
 
 
 def _rounds(count: int) -> str:
