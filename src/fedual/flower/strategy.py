@@ -92,9 +92,8 @@ class BayesianADMM(Strategy):
         self.local, self.evaluation, self.policy, self.rounds = local, evaluation, policy, rounds
         training = resolve_training(local, self.method, 1.0)
         training.in_round(self.method, rounds - 1, rounds)  # refuses a learning rate that ends at 0
-        if policy.robust == "trimmed" and (
-            policy.readmit or policy.forget or not influence.by_coordinate(self.method.family)
-        ):
+        apart = influence.by_coordinate(self.method.family)
+        if policy.robust == "trimmed" and (policy.readmit or policy.forget or not apart):
             raise InputError(
                 f"robust = 'trimmed' goes with families whose parameters are apart, not with {self.method.family}, and "
                 "its Σ η has no part of one client: choose 'share', or another experiment."
