@@ -28,7 +28,7 @@ from fedual.algorithm.state import Broadcast, Upload
 from fedual.families import Family, Gaussian, inner, is_point
 
 SUSPICIOUS = 0.01
-"""A site whose update is cut to less than this part is named; no honest one was in our runs."""
+"""A site whose update is cut to less than this part is named; on the digits an honest one was in one round of 20."""
 COLUMNS = 2**16
 """Parameters whose medians are computed at a time, which bounds the memory."""
 HALVINGS = 30
@@ -51,7 +51,8 @@ class Limits:
 
 
 DEFAULT = Limits()
-"""In honest runs on digits and MNIST no site moved q_g by more than 0.5 nats a parameter after the first round."""
+"""With the settings of our scenarios no honest site moved q_g by over 0.5 nats a parameter after the first round, with
+the defaults the site with a third of the examples by 3 to 30, and others by at most 6."""
 SHARE = Limits(ratio=1.0, reach=0.0, growth=0.01)
 """No site moves q_g further than half of the sites (by their weights) do."""
 
