@@ -16,7 +16,8 @@ from fedual.algorithm.influence import SUSPICIOUS
 from fedual.defaults import Federation, resolve, resolve_training
 from fedual.families import Gaussian
 from fedual.flower import ledger as ledgers
-from fedual.flower.ledger import Badge, Ledger
+from fedual.flower.handshake import Badge
+from fedual.flower.ledger import Ledger
 from fedual.flower.roster import Policy
 from fedual.flower.updates import Reply
 from fedual.metrics import evaluate
