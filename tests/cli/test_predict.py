@@ -407,7 +407,7 @@ def test_a_run_without_moments_says_nothing_and_damaged_moments_are_refused(tmp_
     stored = sealed.content(run / "clients.json")
     for moments in ({**stored["moments"], "mean": [0.0] * 3}, {"mean": [0.0]}, "none", [1]):
         sealed.reseal(run / "clients.json", {**stored, "moments": moments})
-        with pytest.raises(DataError, match=r"clients\.json says no moments of inputs"):
+        with pytest.raises(DataError, match=r"clients\.json (has|says no) .*moments"):
             output(run, tmp_path / "x.npy")
     del stored["moments"]
     sealed.reseal(run / "clients.json", stored)
@@ -506,5 +506,5 @@ def test_bad_arguments_and_runs_are_refused(run: Path, tmp_path: Path):
         with pytest.raises(FedualError, match=complaint):
             output(arguments[0], tmp_path / str(arguments[1]), *arguments[2:])
     sealed.reseal(run / "clients.json", {"shape": [2, 2], "dtype": "nn"})
-    with pytest.raises(DataError, match=r"clients\.json says no shape and type"):
+    with pytest.raises(DataError, match=r"clients\.json has other content than fedual writes"):
         output(run, tmp_path / "x.npy")
