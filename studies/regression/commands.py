@@ -9,11 +9,11 @@ import typer
 from fedual.errors import DataError, InputError, hint
 from fedual.rundir import environment
 from fedual.rundir.jsonable import without_nan
-from studies.regression import baselines, coverage, federated, mixed, page
+from studies.regression import baselines, coverage, federated, mixed, page, survival
 from studies.regression.pooled import pooled
 from studies.regression.tables import SEEDS, Table, tables
 
-ROUNDS, COVERAGE, MIXED = "rounds.jsonl", "coverage.jsonl", "mixed.jsonl"
+ROUNDS, COVERAGE, MIXED, SURVIVAL = "rounds.jsonl", "coverage.jsonl", "mixed.jsonl", "survival.jsonl"
 Records = Annotated[Path, typer.Option(help="Folder of the records.")]
 RECORDS = Path("results/regression")
 
@@ -73,6 +73,21 @@ def measure_mixed(records: Records = RECORDS) -> None:
             line = mixed.measure(setting)
             _append(records / MIXED, line)
             typer.echo(f"{setting.name}: {line['coverage']}")
+
+
+@app.command("survival")
+def measure_survival(
+    tables: Annotated[Path, typer.Option(help="The folder lifelines/datasets of an installed lifelines.")],
+    records: Records = RECORDS,
+) -> None:
+    """Measure survival models beside a pooled Cox regression, for every table without a record, and append one."""
+    done = {(line["table"], line["seed"]) for line in read(records / SURVIVAL)}
+    for table in survival.TABLES:
+        for seed in survival.SEEDS:
+            if (table.name, seed) not in done:
+                line = survival.measure(table, tables, seed)
+                _append(records / SURVIVAL, line)
+                typer.echo(f"{table.name}, seed {seed}: {line['stratified']}, {line['pieces']}")
 
 
 @app.command()
