@@ -13,6 +13,7 @@ from command import fedual
 from fedual import glm
 
 ROOT = Path(__file__).parent.parent.parent
+SURVIVAL = ROOT / "docs" / "tutorials" / "survival.md"
 TUTORIAL = ROOT / "docs" / "tutorials" / "regression.md"
 FAIR = ROOT / "tests" / "glm" / "oracles" / "fair"
 
@@ -93,6 +94,30 @@ def test_the_tutorial_prints_what_it_shows(tmp_path: Path):
                 compared += 1
         assert compared >= 8
         assert_equal_to_r(scope["fit"], scope["formula"], scope["sites"])
+
+
+def test_the_tutorial_of_survival_prints_what_it_shows(tmp_path: Path):
+    scope, printed, compared = {}, "", 0
+    with chdir(tmp_path):
+        for kind, content in blocks(SURVIVAL.read_text()):
+            if kind == "python":
+                out = StringIO()
+                with redirect_stdout(out):
+                    exec(compile(content, str(SURVIVAL), "exec"), scope)
+                printed = out.getvalue()
+            elif kind == "console":
+                play(tmp_path, content)
+            elif kind == "text":
+                assert_prints(content, printed)
+                compared += 1
+    assert compared == 5
+    r = json.loads((FAIR.parent / "survival.json").read_text())["fits"]["tutorial"]
+    oracle = [*r["coefficients"], *(row[i] ** 0.5 for i, row in enumerate(r["covariance"]))]
+    terms, fit = scope["fit"].terms, scope["fit"].table
+    rows = zip(terms, fit["estimate"], oracle[:4], fit["se"], oracle[4:], strict=True)
+    for term, one, other, se, other_se in rows:
+        assert f"| {term} | {one:.9f} | {other:.9f} | {se:.7f} | {other_se:.7f} |\n" in SURVIVAL.read_text()
+        assert one == pytest.approx(other, rel=1e-7)
 
 
 def assert_equal_to_r(fit: glm.Fit, formula: str, sites: list[Path]) -> None:
