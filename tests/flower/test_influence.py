@@ -264,3 +264,10 @@ def test_the_shares_that_the_server_keeps_are_those_of_the_sites(tmp_path):
     assert shares is not None
     for client, eta in sites.duals().items():
         np.testing.assert_allclose(shares[client], eta, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("robust", ["share", "trimmed", None])
+def test_a_site_that_nobody_can_be_compared_with_is_compared_with_the_prior(tmp_path, robust):
+    sites = Federation(tmp_path, num=2)
+    sites.run(4, participation=0.5, robust=robust)
+    assert all(len(clients) == 1 for clients in sites.counted)

@@ -86,7 +86,9 @@ def factors(
         limits: The limits.
     """
     now = float(weighted_median(found, examples)) if len(moves) > 1 else 0.0  # nobody is compared with itself
-    reach = 0.0 if is_point(family) else limits.reach  # a point has no scale of its own
+    nobody = now == usual == 0  # to compare with: what is left is the prior
+    limits = DEFAULT if nobody else limits
+    reach = 0.0 if is_point(family) and not nobody else limits.reach  # a point has no scale of its own
     most = max(limits.ratio * max(usual, now), reach * lam_g.shape[-1])
     cut = torch.ones(len(moves), dtype=torch.float64)
     for k in (found > most).nonzero()[:, 0].tolist():
