@@ -1,5 +1,6 @@
 """A federated regression on real Flower processes, with TLS and keys: the simulator's table, with a site killed."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,6 +90,26 @@ def test_a_site_that_is_killed_in_mid_fit_and_returns(cluster: Cluster):
     table = pd.read_csv(Path(out, "table.csv"), index_col="term")
     np.testing.assert_allclose(table, expected.table, rtol=1e-8, atol=1e-8)
     assert glm.Fit.load(out / "fit.json").convergence.converged
+
+
+def test_random_intercepts(cluster: Cluster):
+    """Each site finds its own effect in its own folder."""
+    out = cluster.folder / "random"
+    run = cluster.run({"site": "random", "out": str(out)})
+    assert run.wait(timeout=240) == "finished:completed", run.log()
+    files = {name: cluster.folder / f"{name}.csv" for name in NAMES}
+    expected = glm.fit(FORMULA, files, family="binomial", site="random")
+    table = pd.read_csv(Path(out, "table.csv"), index_col="term")
+    np.testing.assert_allclose(table, expected.table, rtol=1e-8, atol=1e-8)
+    fit = glm.Fit.load(out / "fit.json")
+    assert fit.components is not None
+    assert expected.components is not None
+    np.testing.assert_allclose(fit.components.sd, expected.components.sd, atol=1e-8)
+    for name in NAMES:
+        (path,) = (cluster.folder / f"state-{name}").glob("*/site-effects.json")
+        (own,) = json.loads(path.read_text())
+        assert own["estimate"] == pytest.approx(glm.site_effects(fit, files[name])["estimate"].item(), abs=1e-6)
+        assert repr(own["estimate"]) not in (out / "fit.json").read_text()
 
 
 @pytest.mark.parametrize("options", [{}, {"baseline": "piecewise", "pieces": "5, 10"}])

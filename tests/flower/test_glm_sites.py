@@ -1,5 +1,6 @@
 """A federated regression on Flower has the simulator's table, whatever happens to the sites."""
 
+import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -63,6 +64,9 @@ SETTINGS = {
     "cox": {"formula": "Surv(time, died) ~ age + C(sex)"},
     "cox with strata and late entries": {"formula": "Surv(entry, time, died) ~ age + strata(sex)", "ties": "breslow"},
     "piecewise": {"formula": "Surv(time, died) ~ age + C(sex)", "baseline": "piecewise", "pieces": 5},
+    "random intercepts": {"formula": FORMULA, "family": "binomial", "site": "random"},
+    "random slopes": {"formula": "visits ~ age + (1 + age | site)", "family": "poisson"},
+    "linear mixed": {"formula": "age ~ C(sex) + (1 | site)"},
     "posterior": {"formula": FORMULA, "family": "binomial", "estimate": "posterior", "prior": 0.5},
     "variational": {"formula": FORMULA, "family": "binomial", "estimate": "variational"},
 }
@@ -76,6 +80,13 @@ def test_every_model_has_the_simulators_table(tmp_path: Path, what: str):
     expected = simulate(settings, FRAMES)
     agrees(fit, expected.table)
     assert fit.loglik == pytest.approx(expected.loglik, rel=1e-12)
+    if fit.components is not None and expected.components is not None:
+        np.testing.assert_allclose(fit.components.covariance, expected.components.covariance, rtol=1e-8, atol=1e-12)
+        for name, table in FRAMES.items():  # each site's own effects are in its own folder
+            (path,) = (tmp_path / f"state-{name}").glob("*/site-effects.json")
+            found = pd.DataFrame(json.loads(path.read_text())).set_index("term")
+            own = glm.site_effects(expected, table)[["estimate", "sd"]]
+            np.testing.assert_allclose(found, own, rtol=1e-5, atol=1e-7)
     if fit.survival is not None and expected.survival is not None:
         assert fit.survival.c == expected.survival.c
         assert fit.survival.trends == expected.survival.trends
