@@ -63,6 +63,24 @@ def test_files(folder: Path, tmp_path: Path):
     assert json.loads((out / "figures.json").read_text())["level"] == 0.9
 
 
+@pytest.mark.parametrize("how", [[FORMULA, "--site", "random"], [f"{FORMULA} + (1 | site)"]])
+def test_random_intercepts(folder: Path, how: list[str]):
+    done = fedual(folder, "glm", *how, *FILES, "--family", "binomial", "--json", "--out", "mixed")
+    assert done.code == 0, done.err
+    fit = glm.fit(FORMULA, [folder / name for name in FILES], family="binomial", site="random")
+    assert fit.components is not None
+    assert last(done.out)["components"]["sd"] == pytest.approx(fit.components.sd.tolist(), abs=1e-9)
+    assert "½χ²₀ + ½χ²₁" in done.out
+    back = glm.Fit.load(folder / "mixed" / "fit.json")
+    assert back.posterior_kind == "integrated"
+
+
+def test_robust_errors_do_not_apply_to_random_intercepts(folder: Path):
+    done = fedual(folder, "glm", FORMULA, *FILES, "--family", "binomial", "--site", "random", "--robust", "hc0")
+    assert done.code == 2
+    assert "a mixed model has the dependence within sites in it" in done.err
+
+
 def test_robust_standard_errors(folder: Path):
     done = fedual(folder, "glm", FORMULA, *FILES, "--family", "binomial", "--robust", "hc0", "--json")
     fit = glm.fit(FORMULA, [folder / name for name in FILES], family="binomial").robust("hc0")
