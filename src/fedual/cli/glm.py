@@ -89,7 +89,7 @@ def glm(
     from fedual.glm import fitting, result_folder
     from fedual.glm.inference import check_level
     from fedual.glm.options import levels_of, settings_from
-    from fedual.rundir.jsonable import plain, without_nan
+    from fedual.rundir.jsonable import without_nan
     from fedual.rundir.locking import in_use
 
     check_level(level)
@@ -117,7 +117,7 @@ def glm(
             "loglik": fit.loglik, "deviance": fit.deviance, "aic": fit.aic, "dispersion": fit.dispersion,
             "converged": fit.convergence.converged, "rounds": fit.convergence.rounds, "step": fit.convergence.step,
             **({} if fit.survival is None else {"events": fit.survival.events, "concordance": fit.survival.c}),
-            "components": None if fit.components is None else plain(fit.components.to_json()),
+            "components": None if fit.components is None else fit.components.to_json(),
             "separation": fit.separation, "aliased": list(fit.aliased), "warnings": list(fit.warnings),
             "path": None if out is None else str(out),
         }  # fmt: skip

@@ -50,8 +50,9 @@ class Components:
 
     def to_json(self) -> dict[str, Any]:
         """All of it and what follows from it, for other programs."""
-        derived = ("sd", "correlation", "p", "reference")
-        return {**{one.name: getattr(self, one.name) for one in fields(self)}, **{n: getattr(self, n) for n in derived}}
+        names = (*(one.name for one in fields(self)), "sd", "correlation", "p", "reference")
+        values = {name: getattr(self, name) for name in names}
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
 
     @property
     def sd(self) -> np.ndarray:

@@ -211,9 +211,9 @@ class MixedEstimation(Estimation):
         if effects > 1 or self.random != (INTERCEPT,):
             scale += ", at the means of all columns"
         covariance = units @ factor(theta, effects) @ factor(theta, effects).mT @ units.mT
-        unit = float(units[0, 0])
+        unit, tested = float(units[0, 0]), statistic if theta.any() else 0.0
         return Components(
-            self.random, covariance.numpy(), se.numpy(), statistic, entries(effects), icc, scale,
+            self.random, covariance.numpy(), se.numpy(), tested, entries(effects), icc, scale,
             self.settings.estimate == "reml",
             *((None, None) if posterior is None else
               (self.scale * unit, (posterior.sigma * unit, posterior.sigma_sd * unit))),
