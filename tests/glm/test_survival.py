@@ -20,7 +20,7 @@ from fedual.glm.survival.baseline import Baseline
 from fedual.glm.survival.figures import Survival
 
 PLAIN = "Surv(time, status) ~ age + dose"
-CUTS = [5, 10, 20]
+CUTS = [5.0, 10.0, 20.0]
 
 
 def expanded(table: pd.DataFrame, cuts: list[float]) -> pd.DataFrame:
@@ -50,8 +50,8 @@ def test_a_common_baseline_is_a_poisson_regression_of_pieces(weights: str | None
     survival = fit.survival
     assert survival is not None
     np.testing.assert_allclose(fit.coefficients, oracle.params[:2], rtol=1e-8)
-    np.testing.assert_allclose(survival.log_hazards, oracle.params[2:], rtol=1e-8)
-    np.testing.assert_allclose(survival.joint, oracle.cov_params(), rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(np.asarray(survival.log_hazards), oracle.params[2:], rtol=1e-8)
+    np.testing.assert_allclose(np.asarray(survival.joint), oracle.cov_params(), rtol=1e-6, atol=1e-12)
     np.testing.assert_allclose(fit.covariance, oracle.cov_params()[:2, :2], rtol=1e-7)
 
 
@@ -61,8 +61,8 @@ def test_robust_errors_of_a_common_baseline():
     table = expanded(TABLE.assign(entry=0), CUTS)
     x, oracle = poisson(table)
     residuals = table["died"].to_numpy() - oracle.fittedvalues
-    scores = pd.DataFrame(x * residuals[:, None]).groupby(table.index.to_numpy()).sum().to_numpy()
-    half = scores @ oracle.cov_params()
+    scores: Any = pd.DataFrame(x * residuals[:, None]).groupby(table.index.to_numpy()).sum()
+    half = scores.to_numpy() @ oracle.cov_params()
     np.testing.assert_allclose(fit.robust().covariance, (half.T @ half)[:2, :2], rtol=1e-6)
 
 
