@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from adversary import harness, mutants, schedules
-from adversary.fuzzers import FUZZERS
+from adversary.fuzzers import FUZZERS, SHARES
 from fedual.rundir import environment
 
 RESULTS = Path(__file__).parent.parent.parent / "results" / "adversary"
@@ -19,14 +19,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.adversary")
     parser.add_argument("campaign", choices=["fuzz", "schedules", "mutants"])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--cases", type=int, default=200, help="of each fuzzer; slow ones take a part of it")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--case", type=int, help="run this case alone, and show what happens")
     parser.add_argument("--only", default="", help="names, separated by commas")
     parser.add_argument("--record", action="store_true", help="append the result to results/adversary/")
     given = parser.parse_args()
     torch.set_num_threads(1)
     names = [name for name in given.only.split(",") if name]
-    cases = range(given.cases) if given.case is None else range(given.case, given.case + 1)
+    cases = range(given.first, given.first + given.cases)
+    if given.case is not None:
+        cases = range(given.case, given.case + 1)
     if given.campaign == "fuzz":
         return fuzz(names or list(FUZZERS), given.seed, cases, given.record)
     if given.campaign == "schedules":
@@ -38,7 +41,8 @@ def fuzz(names: list[str], seed: int, cases: range, record: bool) -> int:
     """Run fuzzers one after the other; 1 if one of them fails."""
     failed = 0
     for name in names:
-        report = harness.run(name, FUZZERS[name], seed, cases)
+        most = max(1, int(len(cases) * SHARES.get(name, 1.0)))
+        report = harness.run(name, FUZZERS[name], seed, cases[:most])
         failed += bool(report.failures)
         rate = report.cases / max(report.seconds, 1e-9)
         print(

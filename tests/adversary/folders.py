@@ -158,7 +158,7 @@ def _other(rng: Random, path: Path) -> bytes:
         return "".join(mutations.as_json(rng, line) + "\n" for line in lines).encode(errors="replace")
     if path.suffix == ".safetensors":
         about, tensors = parse(content)
-        name = rng.choice(list(tensors))
+        name = rng.choice(sorted(tensors))
         tensors[name] = rng.choice([tensors[name][:1], tensors[name].double() * rng.choice([-1, 1e30]),
                                     tensors[name].flatten(), torch.zeros(3), tensors[name].long()]).clone()  # fmt: skip
         if rng.random() < 0.3:

@@ -134,6 +134,7 @@ def _in_child(
         try:
             warnings.simplefilter("ignore")
             os.chdir(folder / "work")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # some report what they do
             _worker(name, fuzzer, seed, cases, seconds, most, folder / "work", shared, results)
             code = 0
         except BaseException:

@@ -57,7 +57,7 @@ def _settings(rng: Random, config: dict[str, Any]) -> dict[str, Any]:
     elif isinstance(value, str) and value[:1] in ("{", "[") and rng.random() < 0.8:
         try:
             config[name] = mutations.as_json(rng, mutations.tree(rng, json.loads(value)))
-        except ValueError:
+        except (ValueError, RecursionError):  # it was damaged before
             config[name] = mutations.letters(rng, value)
     elif kind < 0.55:
         config[name] = mutations.near(rng, value)

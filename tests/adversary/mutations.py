@@ -47,7 +47,8 @@ def near(rng: Random, value: Any) -> Any:
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
-        return rng.choice([value + 1, value - 1, -value, value * 2, value * 10**9, float(value), str(value)])
+        real = float(value) if abs(value) < 2**1000 else math.inf
+        return rng.choice([value + 1, value - 1, -value, value * 2, value * 10**9, real, str(value)])
     if isinstance(value, float):
         return rng.choice([value * (1 + 1e-9), -value, value * 1e9, value * 1e-9, value + 1, str(value), int(1e9)])
     if isinstance(value, str):

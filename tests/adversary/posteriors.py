@@ -90,18 +90,21 @@ def sealed_posteriors(folder: Path) -> Make:
 
 
 def _metadata(rng: Random, about: dict[str, str], tensors: dict[str, torch.Tensor]) -> None:
-    name = rng.choice(list(about))
+    name = rng.choice(sorted(about))
     if rng.random() < 0.1:
         about.pop(name)
     elif name == "format" or rng.random() < 0.1:
         about[name] = mutations.letters(rng, about[name]).encode(errors="replace").decode()
     else:
-        text = mutations.as_json(rng, mutations.tree(rng, json.loads(about[name])))
+        try:
+            text = mutations.as_json(rng, mutations.tree(rng, json.loads(about[name])))
+        except (ValueError, RecursionError):  # it was damaged before
+            text = mutations.letters(rng, about[name][:1000])
         about[name] = text.encode(errors="replace").decode()
 
 
 def _tensors(rng: Random, about: dict[str, str], tensors: dict[str, torch.Tensor]) -> None:
-    name = rng.choice([*tensors, "lam"])
+    name = rng.choice([*sorted(tensors), "lam"])
     tensor = tensors.get(name, torch.zeros(2, 2))
     kind = rng.randrange(7)
     if kind == 0:
@@ -118,7 +121,8 @@ def _tensors(rng: Random, about: dict[str, str], tensors: dict[str, torch.Tensor
         tensors[name] = rng.choice([tensor[None], tensor.flatten(), torch.zeros(0), torch.zeros(()), turned]).clone()
     elif kind == 5 and tensor.numel() and tensor.is_floating_point():
         flat = tensor.flatten().clone()
-        flat[rng.randrange(len(flat))] = rng.choice([math.nan, math.inf, -math.inf, 0.0, 1e300, -1e300, 1e-45])
+        odd = torch.tensor(rng.choice([math.nan, math.inf, -math.inf, 0.0, 1e300, -1e300, 1e-45]), dtype=torch.float64)
+        flat[rng.randrange(len(flat))] = odd.to(flat.dtype)
         tensors[name] = flat.reshape(tensor.shape)
     else:
         tensors[name] = (tensor * rng.choice([-1, 0, 1e30, 1e-30])).to(tensor.dtype)

@@ -76,7 +76,7 @@ def resealed(rng: Random, about: dict[str, str], tensors: dict[str, torch.Tensor
     about, tensors = copy.deepcopy((about, tensors))
     about.pop("sha256", None)
     if rng.random() < 0.7:
-        name = rng.choice(list(about))
+        name = rng.choice(sorted(about))
         try:
             value = json.loads(about[name])
             other = mutations.as_json(rng, mutations.tree(rng, value))

@@ -65,6 +65,8 @@ def read(path: Path) -> Table:
     for name, values in table.columns.items():
         if are_texts(values):
             _refuse(table, name, marked(values, lambda text: text.lower() in MISSING), "is missing")
+            # NumPy drops it at the end of a text, so that two names would become one
+            _refuse(table, name, marked(values, lambda text: "\0" in text), "contains a NUL character")
         elif values.dtype.kind == "f":
             _refuse(table, name, ~np.isfinite(values), "is missing or infinite")
     return table

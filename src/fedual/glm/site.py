@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedual.algorithm import Broadcast, ClientState, client_step
-from fedual.errors import DataError, DomainError, InputError, NotConvergedError, in_one_line
+from fedual.errors import DataError, DomainError, FedualError, InputError, NotConvergedError, in_one_line
 from fedual.families import Full
 from fedual.glm import schema as schemas
 from fedual.glm.closing import deviance, null_expansion
@@ -40,6 +40,8 @@ from fedual.glm.tables import Source, read
 from fedual.rundir import atomic, checksum
 
 log = logging.getLogger("fedual.glm")
+UNREADABLE = (KeyError, TypeError, IndexError, AttributeError, ValueError, OverflowError, RuntimeError)
+"""What facts and tensors of other kinds and shapes than those of the protocol raise, wherever they are used first."""
 
 
 class Site:
@@ -82,9 +84,6 @@ class Site:
             raise InputError(f"A site cannot answer {message.kind!r}: run the same version of fedual everywhere.")
         try:
             reply = handlers[message.kind](message)
-        except (KeyError, TypeError, IndexError) as error:
-            what = f"the federation's {message.kind!r} cannot be read ({in_one_line(error)})"
-            raise InputError(f"Site {self.name!r}: {what}: run the same version of fedual everywhere.") from error
         except (DomainError, NotConvergedError, torch.linalg.LinAlgError) as error:  # pyright: ignore[reportPrivateImportUsage]
             remedy = "rescale the response, the offset or the columns, or choose another link"
             failure = DataError(f"Site {self.name!r}: its sums are no finite numbers at an estimate: {remedy}.")
@@ -95,6 +94,11 @@ class Site:
             if self.guard is not None and message.kind != "describe":  # expressions that the server chose ask the table
                 self.guard.failed(error)
             raise
+        except FedualError:
+            raise
+        except UNREADABLE as error:
+            what = f"the federation's {message.kind!r} cannot be read ({in_one_line(error)})"
+            raise InputError(f"Site {self.name!r}: {what}: run the same version of fedual everywhere.") from error
         finally:
             if not self.keep:
                 self.release()

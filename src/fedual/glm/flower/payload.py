@@ -61,13 +61,14 @@ def misfits(replies: Mapping[str, Message]) -> dict[str, str]:
         usual, _ = Counter(kinds.values() or [NULL]).most_common(1)[0]
         for site, kind in kinds.items():
             if kind != usual:
-                found.setdefault(site, f"its '{wire.brief(part)}' is {kind}, where others sent {usual}")
+                found.setdefault(site, f"its '{wire.brief(part[1])}' is {kind}, where others sent {usual}")
     return found
 
 
-def _layout(message: Message) -> dict[str, str]:
-    tensors = {name: f"an array of shape {tuple(each.shape)}" for name, each in message.tensors.items()}
-    return tensors | {name: _kind(value) for name, value in message.facts.items()}
+def _layout(message: Message) -> dict[tuple[str, str], str]:
+    """The kind of each part; a tensor and a fact can have one name."""
+    tensors = {("array", name): f"an array of shape {tuple(each.shape)}" for name, each in message.tensors.items()}
+    return tensors | {("fact", name): _kind(value) for name, value in message.facts.items()}
 
 
 def _kind(value: Any) -> str:
