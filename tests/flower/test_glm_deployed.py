@@ -47,6 +47,7 @@ def main(grid: Grid, context: Context) -> None:
 CONFIG = {
     "formula": FORMULA,
     "family": "binomial",
+    "site": "pooled",
     "out": "",
     "sites": " ".join(NAMES),
     "robust": "none",
