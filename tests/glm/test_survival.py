@@ -189,6 +189,12 @@ def test_zero_times_are_times():
     )
 
 
+def test_a_zero_time_has_no_logarithm():
+    tables = {k: rows.assign(time=rows["time"] - rows["time"].min(), status=1) for k, rows in sites().items()}
+    with pytest.raises(DataError, match=r"row \d+: an event at time 0 has no logarithm: use transform='identity'"):
+        glm.fit(PLAIN, tables, transform="log")
+
+
 def test_a_likelihood_that_rises_for_ever():
     """No event in a level: told, and the fit under the prior in its place."""
     table = TABLE.assign(safe=((TABLE["status"] == 0) & (np.arange(len(TABLE)) % 2 == 0)).astype(int))

@@ -40,8 +40,9 @@ class Server:
         schema = agree(parse(self.formula), columns, {"north": told.facts}, event=content.pop("event", None))
         family = "cox" if self.cuts is None else "piecewise-exponential"
         model = {"schema": schema.to_dict(), "family": family, "link": "log", "ties": "efron", "cuts": self.cuts}
+        model["transform"] = None
         size = len(schema.terms)
-        facts = {"method": "newton", "previous": "", "anchor": "eta", "null": None, "unit": 1.0, "transform": None}
+        facts = {"method": "newton", "previous": "", "anchor": "eta", "null": None, "unit": 1.0}
         units = {"centre": torch.zeros(size), "scale": torch.ones(size)}
         return self.site.answer(Message(kind, {"model": model, **facts}, {**units, **content}))
 

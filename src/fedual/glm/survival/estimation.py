@@ -26,11 +26,14 @@ class SurvivalEstimation(Estimation):
     """One fit of a survival model."""
 
     def _about(self) -> dict[str, Any]:
-        about = {"ties": self.settings.ties, "cuts": None}
-        if self.settings.baseline == "stratified":
+        settings = self.settings
+        # the test of proportional hazards is that of the partial likelihood
+        transform = None if settings.transform == "none" or settings.baseline == "piecewise" else settings.transform
+        about = {"ties": settings.ties, "cuts": None, "transform": transform}
+        if settings.baseline == "stratified":
             return about
         model = {"schema": self.schema.to_dict(), "family": "cox", "link": "log", **about}
-        return about | {"cuts": cuts(self.ask, model, self.settings.pieces)}
+        return about | {"cuts": cuts(self.ask, model, settings.pieces)}
 
     @property
     def pieces(self) -> list[str]:
@@ -100,11 +103,9 @@ class SurvivalEstimation(Estimation):
                 f"The rounds ended where the likelihood of site {lost[0]!r} is zero: rescale a term."
             )
         n = sum(self.moments.rows.values())
-        # the test is that of the partial likelihood
-        transform = None if settings.transform == "none" or self.pieces else settings.transform
-        facts = {**rounds.facts, "transform": transform}
+        transform = self.model["transform"]
         tensors = {**rounds.units, "theta": rounds.mean} | ({"lean": self._lean()} if self.pieces else {})
-        self.closing = self.ask(Message("figures", facts, tensors))
+        self.closing = self.ask(Message("figures", rounds.facts, tensors))
         inverse, units, meat = torch.linalg.inv(rounds.precision)[:p, :p], self._own_units(), self._matrix("meat")
         hc0 = units @ inverse @ meat @ inverse @ units.mT
         loglik = sum(float(reply.facts["loglik"]) for reply in self.closing.values())

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedual.glm.columns import refuse_row
 from fedual.glm.design import Design
 from fedual.glm.guards import Guard
 from fedual.glm.messages import packed
@@ -40,6 +41,15 @@ class SurvivalModel(Model):
         products = p * (p + 1) // 2
         quadratic = p + products + pieces * (p + 2)
         return USUAL_ROUNDS * (quadratic + 1) + 3 * products + p + 5
+
+    def responses(self, design: Design, site: str) -> tuple[Tensor, Tensor]:
+        """Events and weights; an event at time 0 has no logarithm to test."""
+        assert design.times is not None
+        if self.facts["transform"] == "log":
+            bad = (design.times.time == 0) & (design.y > 0)
+            what, remedy = "an event at time 0 has no logarithm", "use transform='identity', or give a later time"
+            refuse_row(site, what, bad.numpy(), design.kept, remedy)
+        return super().responses(design, site)
 
     def counts(self, design: Design) -> dict[str, Any]:
         """Rows with an event; of each piece of a common baseline the weights of these, and the time at risk."""
@@ -86,6 +96,6 @@ class SurvivalModel(Model):
         found = {"loglik": -float(likelihood.loss(theta)), "concordance": list(concordance(partial, beta))}
         lean = [tensors["lean"]] if isinstance(likelihood, PiecewiseLikelihood) else []
         told = {"meat": packed(likelihood.meat(theta, *lean))}
-        if facts["transform"] is not None:
-            told |= proportionality(partial, beta, facts["transform"])
+        if (transform := self.facts["transform"]) is not None:
+            told |= proportionality(partial, beta, transform)
         return found, told
