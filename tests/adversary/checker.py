@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from federation import GAMMA, RHO, Federation
 
+from fedual.flower.ledger import Ledger
 from fedual.flower.vault import OtherRun, StateLost, opened, set_aside
 from fedual.rundir.checksum import parse
 
@@ -53,6 +54,7 @@ class Checker:
         self.answers: dict[tuple[str, str], np.ndarray | None] = {}
         self.liars, self.harmed = set[str](), set[str]()
         self.counted = self.rounds = 0
+        self._like = sites.server(1).ledger.server
 
     def answered(self, client: str, nonce: str, lam: np.ndarray | None) -> None:
         """A site has answered an attempt at a round, whether or not its answer arrives."""
@@ -111,7 +113,8 @@ class Checker:
         """Raise `Wrong` unless server, sites and records are what follows from the answers that counted."""
         if not (self.sites.out / "server.safetensors").exists():
             return
-        server = self.sites.ledger.server
+        ledger = self.ledger
+        server = ledger.server
         for name, found, expected in (
             ("λ_g", server.lam_g.numpy(), self.state.lam_g),
             ("Σ η", server.eta_sum.numpy(), sum(self.state.eta.values(), np.zeros_like(self.prior))),
@@ -121,19 +124,24 @@ class Checker:
         told = [sorted(record["clients"]) for record in self.sites.history]
         if told[: len(self.state.log)] != self.state.log:
             raise Wrong(f"the records name {told}, what counted is {self.state.log}")
-        for client, eta in (self.sites.ledger.shares or {}).items():
+        for client, eta in (ledger.shares or {}).items():
             if not np.allclose(eta, self.state.eta[client], rtol=RTOL, atol=ATOL):
                 raise Wrong(f"the server keeps another dual of client {client} than the one that counted")
         for client, ack in self.state.acks.items():
             if client not in self.liars:
                 self._check_site(client, ack)
 
+    @property
+    def ledger(self) -> Ledger:
+        """The server's, as it is on disk."""
+        return Ledger.load(self.sites.out / "server.safetensors", self._like)
+
     def is_lost(self, client: str) -> bool:
         """Whether a site cannot go on from what the server counted; its operator sets another run's state aside."""
         folder, ack = self.sites.path / f"site{client}", self.state.acks.get(client)
         try:
             with opened(folder, "e", client) as vault:
-                return vault.settle(ack, 1.0, self.sites.ledger.id) is None and ack is not None
+                return vault.settle(ack, 1.0, self.ledger.id) is None and ack is not None
         except StateLost:
             return True
         except OtherRun:
