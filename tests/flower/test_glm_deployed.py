@@ -97,7 +97,7 @@ def test_random_intercepts(cluster: Cluster):
     """Each site finds its own effect in its own folder."""
     out = cluster.folder / "random"
     run = cluster.run({"site": "random", "out": str(out)})
-    assert run.wait(timeout=240) == "finished:completed", run.log()
+    assert run.wait(timeout=480) == "finished:completed", run.log()
     files = {name: cluster.folder / f"{name}.csv" for name in NAMES}
     expected = glm.fit(FORMULA, files, family="binomial", site="random")
     table = pd.read_csv(Path(out, "table.csv"), index_col="term")

@@ -172,3 +172,14 @@ def test_a_site_with_few_rows_refuses_before_the_first_number_leaves(tmp_path: P
 def test_sites_with_rows_enough_take_part_under_the_default_rules(tmp_path: Path):
     fitted(Setting("binomial", 4, 0.3, rows=200), Guards(), tmp_path)
     fitted(Setting("gaussian", 4, 0.5, rows=40), Guards(), tmp_path / "linear")
+
+
+def test_a_site_lets_its_guard_see_all_three_weights_of_a_mixed_message(monkeypatch: pytest.MonkeyPatch):
+    seen: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(Guard, "point", lambda self, *weights: seen.append(weights))
+    found, _ = frame()
+    ask(Site("north", found, Guard(Guards(), None, False, "north")), "round", np.zeros(4), 0.5)
+    weights, scores, swings = seen[-1]
+    assert swings is not None
+    assert (swings > 0).all()
+    assert len(weights) == len(scores) == len(swings) == 5000
