@@ -18,6 +18,8 @@ from fedual.glm.settings import Settings
 from fedual.glm.survival import data
 from fedual.glm.survival.baseline import Baseline
 from fedual.glm.survival.figures import Survival
+from fedual.glm.survival.partial import PartialLikelihood
+from fedual.glm.survival.times import Times
 
 PLAIN = "Surv(time, status) ~ age + dose"
 CUTS = [5.0, 10.0, 20.0]
@@ -403,3 +405,30 @@ def test_no_row_of_the_site_is_in_its_messages():
     numbers = {(reply.kind, reply.numbers) for reply in said}
     assert numbers == {("round", 10), ("round", 20), ("figures", 4 + 3 * 6 + 3)}
     assert simulate(Settings(PLAIN, transform="none"), sites()).survival.trends == ()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("options", [{}, {"baseline": "piecewise", "pieces": CUTS}])
+def test_sites_gradients_and_hessians_add_up(options: dict[str, Any]):
+    """To zero and to the information, from which a common baseline is taken out: Q needs both."""
+    fit = fitted(PLAIN, sites(), tol=1e-9, **options)
+    gradients = np.array([site.gradient for site in fit.sites])
+    hessians = np.array([site.hessian for site in fit.sites])
+    np.testing.assert_allclose(gradients.sum(0), 0, atol=1e-6 * np.abs(gradients).max())
+    np.testing.assert_allclose(hessians.sum(0), np.linalg.inv(fit.covariance), rtol=1e-6)
+    assert fit.heterogeneity.df == 4
+
+
+def test_a_row_alone_at_risk_weighs_nothing():
+    """Σ w̄ p(1 − p) over the events, row by row."""
+    rng = np.random.default_rng(0)
+    time, event, x = np.arange(1.0, 9), np.array([1, 0, 1, 1, 0, 1, 0, 1.0]), rng.normal(size=(8, 2))
+    none = torch.full((8,), -torch.inf)
+    times = Times(torch.tensor(time), none, torch.zeros(8, dtype=torch.int64))
+    partial = PartialLikelihood(torch.tensor(x), torch.tensor(event), torch.ones(8), torch.zeros(8), times)
+    theta = np.array([0.7, -0.4])
+    expected = np.zeros(8)
+    for i in np.flatnonzero(event):
+        risk = np.exp(x @ theta) * (time >= time[i])
+        share = risk / risk.sum()
+        expected += share * (1 - share)
+    np.testing.assert_allclose(partial.expand(torch.tensor(theta)).weights, expected, atol=1e-14)
