@@ -97,7 +97,7 @@ def main() -> int:
             sites = Deployed(Path(folder), cluster)
             kills, submissions = torment(sites, told.rounds, told.seed)
         seconds = time.monotonic() - began
-        expected, eta = oracle(sites.prior, sites.c, sites.counted)
+        expected, eta = oracle(sites.prior, sites.c, sites.counted, sites.cuts)
         server = sites.ledger.server
         gap = lambda found, right: float(np.abs(np.asarray(found) - right).max() / np.abs(right).max())
         errors = {

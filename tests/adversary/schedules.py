@@ -326,7 +326,7 @@ class Schedule:
         for client in self._absent():
             self._come(client)
         ready = [str(k) for k in range(self.active) if str(k) not in self.forgotten]
-        self.faults, turned_away = {}, list[str]()
+        self.faults, turned_away, why = {}, list[str](), ""
         for attempt in range(3):
             started = (self.sites.out / "server.safetensors").exists()
             lost = [client for client in ready if started and self.checker.is_lost(client)]

@@ -10,6 +10,7 @@ from fedual.errors import DataError, InputError
 from fedual.glm.flower import payload
 from fedual.glm.messages import Message
 from fedual.glm.site import Site
+from fedual.networks import Network
 
 
 def test_texts_that_differ_in_a_character_that_arrays_drop_are_refused(tmp_path):
@@ -33,3 +34,8 @@ def test_a_question_of_another_type_is_refused_by_a_site_of_a_regression(formula
     schema = {"formula": formula, "weights": None, "offset": None, "trials": None}
     with pytest.raises(InputError, match=r"the federation's 'moments' cannot be read"):
         site.answer(Message("moments", {"model": {"schema": schema, "family": "binomial", "link": "logit"}}))
+
+
+def test_a_scale_may_be_a_large_whole_number():
+    network = Network(torch.nn.Linear(1, 2), scale=10**30)
+    assert network.inputs(torch.tensor([[1.0]])).item() == pytest.approx(1e-30)

@@ -122,7 +122,7 @@ class Network:
     def inputs(self, x: Tensor) -> Tensor:
         """Stored inputs as the network sees them: x/scale; unscaled integers (of an embedding) stay integers."""
         if self.scale is not None:
-            return x.to(self.dtype) / self.scale
+            return x.to(self.dtype) / float(self.scale)  # PyTorch takes integers up to 2⁶³ only
         return x.to(self.dtype) if x.is_floating_point() else x
 
     def standardised(self, y: Tensor) -> Tensor:
