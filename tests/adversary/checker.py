@@ -155,7 +155,7 @@ class Checker:
             if client not in self.harmed:
                 raise Wrong(f"client {client} lost its state though nobody harmed it") from None
             return
-        if not np.allclose(rows, self.state.eta[client], rtol=RTOL, atol=ATOL):
+        if rows is None or not np.allclose(rows, self.state.eta[client], rtol=RTOL, atol=ATOL):
             raise Wrong(f"client {client} would go on from another dual than the one of {ack}")
 
     def dual(self, client: str, ack: str | None) -> Any:

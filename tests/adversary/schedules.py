@@ -351,7 +351,8 @@ class Schedule:
         last = self.sites.history[-1]
         # by its rule, "share" leaves out who comes back to sites that have nearly converged
         rule = "too large" if self.policy.get("robust") == "share" else None
-        out = {client for client, why in last["left_out"].items() if not (rule and rule in why)} - self.checker.liars
+        left = {client: why for client, why in last["left_out"].items() if client in ready}
+        out = {client for client, why in left.items() if not (rule and rule in why)} - self.checker.liars
         few = last["active"] < max(1, round(self.participation * len(ready)))
         return f"{last['clients']} counted, {last['left_out']}" if out or few else ""
 
