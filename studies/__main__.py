@@ -11,7 +11,7 @@ from rich.console import Console
 from fedual.cli.progress import progress
 from fedual.cli.run import Device, Json, Root
 from fedual.errors import FedualError, InputError
-from studies import calibrated, figures, pages, records, robustness, scaling, tables, tuning
+from studies import calibrated, figures, pages, personal, records, robustness, scaling, tables, tuning
 from studies.attacks import commands as attacks
 from studies.figures.common import Options
 from studies.regression import commands as regression
@@ -114,6 +114,8 @@ def check(results: Results = Path("results"), out: Tables = Path("docs/tables"))
     assaults = robustness.read(results / "attacks" / "runs.jsonl")
     others |= {"attacks.md": attacks.table(assaults)} if assaults else {}
     others |= {"calibrated.md": calibrated.table(calibrations)} if calibrations else {}
+    personals = personal.read(results / "personal" / "runs.jsonl")
+    others |= {"personal.md": personal.table(personals)} if personals else {}
     wrong = pages.differences(current, others, out)
     for line in wrong:
         typer.echo(line)
@@ -151,6 +153,7 @@ app.command()(tuning.tuning)
 app.add_typer(robustness.app, name="robustness")
 app.add_typer(attacks.app, name="attacks")
 app.add_typer(calibrated.app, name="calibrated")
+app.add_typer(personal.app, name="personal")
 app.add_typer(regression.app, name="regression")
 app.add_typer(small.app, name="small")
 

@@ -110,7 +110,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
             for end, words in AT.items():
                 if all(f"nll{end}" in line["record"] for line in some):
                     cells = [
-                        _cell([line["record"][f"{key}{end}"] for line in some], *how) for key, how in FIGURES.items()
+                        cell([line["record"][f"{key}{end}"] for line in some], *how) for key, how in FIGURES.items()
                     ]
                     lines.append(f"| {name} | {share} | {words} | {' | '.join(cells)} | {seeds} |")
     chosen = ["| scenario | seed | chosen | seconds of the choice | of the run |", "|---|---|---|---|---|"]
@@ -132,6 +132,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     return "\n".join(["## Calibrated predictions", "", note, "", *lines, "", *chosen, ""])
 
 
-def _cell(values: list[float], scale: int, digits: int) -> str:
+def cell(values: list[float], scale: int, digits: int) -> str:
+    """Mean and range."""
     mean, *span = (f"{scale * value:.{digits}f}" for value in (statistics.fmean(values), min(values), max(values)))
     return f"{mean} ({'–'.join(span)})"
