@@ -101,11 +101,6 @@ def run(name: str, sets: Sequence[str], setting: str, attack: str, liars: Sequen
     return {"accuracy": accuracy, "named": named, "rounds": rounds, "sizes": [sizes[k] for k in liars]}
 
 
-def factor(attack: str, dishonest: bool) -> float:
-    """By what a reply's number of examples is multiplied."""
-    return lies.CLAIM if attack == "replies" and dishonest else 1.0
-
-
 def round_to(value: float) -> float:
     """A figure with the digits that are stored."""
     return float(f"{value:.5g}")
