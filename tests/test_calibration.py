@@ -265,7 +265,7 @@ class TestPosterior:
         path.write_bytes(seal(tensors, rest))
         assert Posterior.load(path, model()).calibration is None
         path.write_bytes(seal(tensors, rest | {"calibration": '{"tau": 0.1}'}))
-        with pytest.raises(DataError, match="its calibration cannot be read"):
+        with pytest.raises(DataError, match=r"calibration\.temperature is missing"):
             Posterior.load(path, model())
 
 

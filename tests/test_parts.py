@@ -44,7 +44,7 @@ from fedual.families import (
     MonteCarlo,
 )
 from fedual.methods import MethodSpec
-from fedual.settings import Evaluation, Execution, LocalTraining, kinds
+from fedual.settings import MOST_SAMPLES, Evaluation, Execution, LocalTraining, kinds
 from fedual.solvers import (
     BLR,
     IVON,
@@ -64,7 +64,7 @@ from fedual.solvers import (
 )
 
 SETTINGS = [LocalTraining, Execution, Evaluation]
-positive = st.floats(1e-300, 1e300) | st.integers(1, 2**70)
+positive = st.floats(1e-300, 1e38) | st.integers(1, 2**70)
 moderate = st.floats(1e-6, 1e6) | st.integers(1, 10**6)  # products and quotients of two stay inside the floats
 share = st.floats(0, 1, exclude_max=True, allow_subnormal=False)
 fraction = st.floats(1e-300, 1)
@@ -218,6 +218,8 @@ def sections(section: type) -> st.SearchStrategy[Any]:
     values = {
         name: of_kind(kind) | none if name in optional else of_kind(kind) for name, kind in kinds(section).items()
     }
+    if "samples" in values:
+        values["samples"] = st.integers(1, MOST_SAMPLES)
     return st.builds(section, **values)
 
 

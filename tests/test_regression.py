@@ -109,7 +109,7 @@ def test_the_report_has_the_noise_and_how_it_fits_the_test_set(tmp_path: Path):
     (remark,) = (one for one in verdict(read(tmp_path)) if one.head == "Noise")
     assert f"cover {kept['coverage']:.1%} of {SIZES[2]} test targets" in remark.text
     sealed.reseal(tmp_path / "regression.json", {})
-    with pytest.raises(DataError, match=r"regression\.json lacks figures"):
+    with pytest.raises(DataError, match=r"regression\.json .* noise_sd is missing"):
         artifacts.read_regression(tmp_path)
 
 

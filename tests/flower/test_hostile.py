@@ -205,7 +205,8 @@ def test_a_server_step_that_leaves_the_domain_stops_the_run_and_keeps_the_last_r
     """Each η_k is finite, their sum is not."""
     sites = Federation(tmp_path, num=2)
     sites.c[1] = sites.c[0]
-    gamma = 1.5e308 / float(sites.c[0].abs().max() / EXACT.rho)
+    sites.c, sites.prior = sites.c.float(), sites.prior.float()
+    gamma = 3e38 / float(sites.c[0].abs().max() / EXACT.rho)
     sites.method = replace(EXACT, dual=Natural(gamma))
     sites.grid.apps = {100 + k: sites.node(k) for k in range(2)}
     with pytest.raises(FedualError, match=r"Round 1 diverged, .*; round 0 is kept in .*: lower lr or damping"):

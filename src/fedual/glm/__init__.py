@@ -2,10 +2,10 @@
 
 from fedual.glm.anova import anova
 from fedual.glm.fitting import fit
-from fedual.glm.guards import Guards
 from fedual.glm.mixed.at_site import site_effects
 from fedual.glm.prior import Prior
 from fedual.glm.result import Fit
+from fedual.glm.rules import Guards
 from fedual.glm.settings import Settings
 from fedual.glm.survival.baseline import Baseline
 

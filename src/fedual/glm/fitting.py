@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from fedual.glm import models
 from fedual.glm.figures import SiteEffects
-from fedual.glm.guards import Guard, Guards
+from fedual.glm.guards import Guard
 from fedual.glm.messages import Ask, Message
 from fedual.glm.prior import PriorLike
 from fedual.glm.result import Fit
+from fedual.glm.rules import Guards
 from fedual.glm.settings import EstimateKind, Settings
 from fedual.glm.site import Site
 from fedual.glm.survival.figures import BaselineKind, Ties, Transform

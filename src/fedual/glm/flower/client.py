@@ -28,8 +28,9 @@ from fedual.flower.vault import file_name
 from fedual.glm.flower import payload
 from fedual.glm.flower.answers import answer_once
 from fedual.glm.flower.sites import HELLO
-from fedual.glm.guards import Guard, Guards
+from fedual.glm.guards import Guard
 from fedual.glm.messages import Message
+from fedual.glm.rules import Guards
 from fedual.glm.site import Site
 from fedual.glm.tables import Source
 from fedual.parsing import SETTINGS, read_bytes, reason
