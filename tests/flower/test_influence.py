@@ -12,7 +12,7 @@ from flwr.app import Array, Message
 from fedual.algorithm import ExampleWeights, Natural
 from fedual.errors import FedualError
 from fedual.families import Diagonal
-from fedual.flower import wire
+from fedual.flower import ledger, wire
 from fedual.solvers import Conjugate
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -264,6 +264,19 @@ def test_the_shares_that_the_server_keeps_are_those_of_the_sites(tmp_path):
     assert shares is not None
     for client, eta in sites.duals().items():
         np.testing.assert_allclose(shares[client], eta, rtol=1e-9, atol=1e-12)
+
+
+def test_shares_that_take_too_much_room_are_kept_for_those_who_ask(sites, monkeypatch):
+    each = sites.prior.nbytes
+    monkeypatch.setattr(ledger, "MOST_KEPT", 3 * each)
+    sites.run(2)
+    assert sites.ledger.shares is not None
+    monkeypatch.setattr(ledger, "MOST_KEPT", 3 * each - 1)
+    sites.run(3, keep_shares=True)
+    assert sites.ledger.shares is not None
+    sites.run(4)
+    assert sites.ledger.shares is None
+    sites.agrees()
 
 
 @pytest.mark.parametrize("robust", ["share", "trimmed", None])

@@ -23,7 +23,7 @@ def test_all_tables_are_rebuilt_to_the_same_digits():
     assert done.exit_code == 0, done.output
     assert "all tables have the same digits" in done.output
     pages_there = {path.stem for path in PAGES.glob("*.md")}
-    assert pages_there == {*TABLES, "attacks", "robustness", "regression", "calibrated", "personal"}
+    assert pages_there == {*TABLES, "attacks", "robustness", "regression", "calibrated"}
 
 
 @pytest.fixture

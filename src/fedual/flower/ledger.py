@@ -46,6 +46,8 @@ With sites of one size that is three fifths of N. A minority can neither raise i
 """
 WINDOW = 5
 """Rounds whose updates say what size is usual; in a federation that converges sizes fall from round to round."""
+MOST_KEPT = 2**30
+"""Bytes that the η_k of all sites may take if nobody asked for them: they are written in every round."""
 DUALS = "eta."
 """The prefix of the η_k in the ledger's file."""
 FORMAT, UNSEALED = "fedual-ledger-2", "fedual-ledger-1"
@@ -308,8 +310,9 @@ class Ledger:
         self.factors = {client: c for client, c in self.factors.items() if client not in uploads} | cut
         return Closed(info, [*uploads], refused, cut)
 
-    def keep(self, shares: bool) -> None:
-        """Keep every η_k from now on, or drop them."""
+    def keep(self, shares: bool | None) -> None:
+        """Keep every η_k from now on, or drop them; None keeps them as long as they take at most `MOST_KEPT` bytes."""
+        shares = len(self.numbers) * self.server.eta_sum.nbytes <= MOST_KEPT if shares is None else shares
         if shares != (self.shares is not None):
             self.shares = {} if shares else None
 

@@ -47,7 +47,7 @@ class Policy:
         robust: "share" cuts every update to what half of the sites do, "trimmed" leaves the largest and the smallest
             third of each coordinate out; None does neither (docs/how-to/dishonest-sites.md).
         keep_shares: Keep every site's η_k, which the server infers, so that forgetting and re-admitting a site needs
-            nobody's word.
+            nobody's word; None keeps them as long as they take at most 1 GiB in all.
         payload: "full", "bf16" or "int8": how λ_k − λ_g travels.
         evaluate_clients: Let the sites evaluate every round on their own data.
         readmit: Clients that lost their state, or were forgotten, and start again.
@@ -63,7 +63,7 @@ class Policy:
     grace: float = 30.0
     largest: float | None = 100.0
     robust: str | None = None
-    keep_shares: bool = True
+    keep_shares: bool | None = None
     payload: str = "full"
     evaluate_clients: bool = False
     readmit: Sequence[str] = ()

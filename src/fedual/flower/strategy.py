@@ -315,6 +315,7 @@ class BayesianADMM(Strategy):
         """Run one round; return its record, λ_g, and the figures that Flower shows."""
         began = time.perf_counter()
         self.roster.gather(grid, self.ledger)
+        self.ledger.keep(self.policy.keep_shares)
         self._hold_out()
         self.ledger.calibration = None  # that of fewer rounds
         if self.roster.standardise:
