@@ -45,6 +45,7 @@ class Checker:
     Attributes:
         liars: Clients whose answers are taken as they were sent, because nobody can know what they computed.
         harmed: Clients whose state was lost, set back or used by others, or whose server was: they may be lost.
+        posed: Clients in whose place another may come when the operator re-admits them, so that they stay harmed.
         counted: Answers that counted, in all histories of the server, in so many `rounds`.
     """
 
@@ -52,7 +53,7 @@ class Checker:
         self.sites, self.prior, self.c = sites, np.asarray(sites.prior), np.asarray(sites.c)
         self.state = State(0, self.prior.copy())
         self.answers: dict[tuple[str, str], np.ndarray | None] = {}
-        self.liars, self.harmed = set[str](), set[str]()
+        self.liars, self.harmed, self.posed = set[str](), set[str](), set[str]()
         self.counted = self.rounds = 0
         self._like = sites.server(1).ledger.server
 
@@ -67,7 +68,7 @@ class Checker:
         new = copy.deepcopy(old)
         for client in old.acks.keys() - acks.keys():
             del new.acks[client], new.eta[client], new.factors[client]
-            self.harmed.discard(client)
+            self.harmed -= {client} - self.posed
         fresh = sorted(client for client, nonce in acks.items() if old.acks.get(client) != nonce)
         if round == old.round:
             if fresh:

@@ -238,6 +238,7 @@ class Schedule:
                 self.forgotten.discard(chosen)
                 return {"readmit": [chosen]}
             case "impostor":
+                self.checker.posed.add(client)
                 self.checker.harmed.add(client)  # if it comes before the client, the client's key is not the one known
                 app, config = self.sites.node(int(client))
                 self.sites.grid.apps[90] = app, {**config, "state-dir": str(self.sites.path / "impostor")}

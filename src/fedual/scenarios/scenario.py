@@ -189,7 +189,8 @@ def _laid_over(below: Table, above: Table) -> Table:
     """Merge two tables, and the tables in them; `above` overrides `below`."""
     merged = dict(below)
     for key, value in above.items():
-        merged[key] = _laid_over(below.get(key, {}), value) if isinstance(value, dict) else value
+        both = isinstance(value, dict) and isinstance(below.get(key, {}), dict)
+        merged[key] = _laid_over(below.get(key, {}), value) if both else value
     return merged
 
 
