@@ -61,11 +61,13 @@ SECOND_ROUND = 4  # a site's messages: describe, moments, round, round
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("cluster")
     (folder / "stage").mkdir()
+    rules = folder / "several-fits.toml"  # all tests of this file fit the same tables
+    rules.write_text("numbers_per_unknown = 10.0\nnumbers_per_exposed = 30.0\n")
     cluster = Cluster(folder, nodes=3)
     for config, (name, table) in zip(cluster.node_configs, FRAMES.items(), strict=True):
         table.to_csv(folder / f"{name}.csv", index=False)
         places = {"table": folder / f"{name}.csv", "state-dir": folder / f"state-{name}", "stage": folder / "stage"}
-        config |= {"client-id": name, **{key: str(path) for key, path in places.items()}}
+        config |= {"client-id": name, "guards": str(rules), **{key: str(path) for key, path in places.items()}}
     with cluster:
         cluster.app(APP, CONFIG)
         yield cluster
